@@ -1,0 +1,1 @@
+//! What executes operators: the CPU team, CUDA, the simulated GPU, clocks, probes.

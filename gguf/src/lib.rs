@@ -1,0 +1,1 @@
+//! The GGUF container: bounds-checked zero-copy reader, splits, writer, block layouts.

@@ -1,0 +1,1 @@
+//! The plan artifact: container, op program, schedules, cost evaluator, verifier.

@@ -1,0 +1,3 @@
+//! `ats-plan`: the offline compiler. Next: `planner::cli`.
+
+fn main() {}

@@ -1,0 +1,1 @@
+//! ats-plan: lowering, profile, placement, transfer schedules, simulation, reports.

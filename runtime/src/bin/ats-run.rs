@@ -1,0 +1,3 @@
+//! `ats-run`: the runtime. Next: `runtime::cli`.
+
+fn main() {}

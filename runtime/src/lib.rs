@@ -1,0 +1,1 @@
+//! ats-run: maps model and plan, executes the op program, talks.

@@ -1,0 +1,1 @@
+//! Between a person and token ids: tokenizers, chat templates, sampling, streaming.
