@@ -1,0 +1,1 @@
+//! AVX2 with FMA and F16C.

@@ -1,0 +1,1 @@
+//! AVX-512 with BW, VL, DQ, VNNI and VBMI.
