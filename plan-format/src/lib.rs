@@ -1,1 +1,11 @@
-//! The plan artifact: container, op program, schedules, cost evaluator, verifier.
+//! The plan artifact, shared by both binaries: the op program, placement, transfer schedules, the regime map, and the
+//! container that holds them.
+//!
+//! This crate does no I/O beyond bytes: it neither opens files nor reads clocks. It knows operators, not model families.
+//! Start with [`program`], then [`schedule`], then [`artifact`] (everything one file holds) and [`container`].
+
+pub mod ids;
+pub mod program;
+pub mod schedule;
+
+pub use ids::*;

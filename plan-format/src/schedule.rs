@@ -1,0 +1,120 @@
+//! Where items live and when host weights are streamed: placement, slots, schedules, the regime map.
+//! It holds decisions, not how they were reached (the planner) nor how they are carried out (the runtime).
+//! Next: `artifact.rs`.
+
+use crate::ids::{ItemId, ScheduleId, SlotId};
+use serde::{Deserialize, Serialize};
+
+/// Static placement: one home per item of the program.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Placement {
+    /// Indexed by [`ItemId`].
+    pub homes: Vec<Home>,
+}
+
+/// Where an item's weights and states live between rounds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum Home {
+    /// GPU memory; the item always executes on the GPU.
+    Resident,
+    /// CPU memory; the item executes on the CPU unless a schedule promotes it.
+    Host(HostMemory),
+}
+
+/// Class of CPU memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum HostMemory {
+    /// Anonymous memory registered with the driver: the copy engine reads it directly.
+    Pinned,
+    /// Anonymous memory, not registered.
+    Pageable,
+    /// The model file's own pages.
+    Mapped,
+}
+
+/// Memory order of a weight part. Values are stable: they are written into artifacts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum Layout {
+    /// As in the file.
+    Gguf,
+    /// 16 rows interleaved for CPU SIMD (`kernels::cpu`).
+    CpuPanel16,
+    /// Tiled for the GPU's matrix kernels.
+    GpuTiled,
+}
+
+/// Temporary GPU memory for promoted weights.
+#[derive(Clone, Debug, PartialEq, Default, Serialize, Deserialize)]
+pub struct Slots {
+    /// Slots by id.
+    pub slots: Vec<Slot>,
+}
+
+/// A range of the GPU's temporary region.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Slot {
+    /// Offset in the temporary region, 256-byte aligned.
+    pub offset_bytes: u64,
+    /// Size.
+    pub size_bytes: u64,
+}
+
+/// What kind of round a schedule is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub enum Phase {
+    /// One token.
+    Decode,
+    /// A few tokens at once, all of whose logits are wanted (speculation): 2, 4 or 8.
+    Verify {
+        /// Tokens of the round.
+        tokens: u32,
+    },
+    /// A ubatch of a prompt.
+    Prefill {
+        /// Most tokens of a round.
+        ubatch_tokens: u32,
+    },
+}
+
+/// One way to run a round: which host items are streamed, through which slots, and with how many CPU threads.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Schedule {
+    /// The phase it serves.
+    pub phase: Phase,
+    /// CPU threads of the team.
+    pub cpu_threads: u16,
+    /// Promotions in order of their transfers.
+    pub promotions: Vec<Promotion>,
+    /// Predicted latency of a round at no load and the bucket's context, in microseconds.
+    pub predicted_us: f64,
+}
+
+/// One streamed item.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Promotion {
+    /// The host item, executed on the GPU this round.
+    pub item: ItemId,
+    /// Where its weights go.
+    pub slot: SlotId,
+    /// The transfer may start once this item of the same round has begun (its slot is free by then); `None` = it may
+    /// start in the round before, after the slot's last reader there.
+    pub after: Option<ItemId>,
+}
+
+/// Which schedule to use in which regime. Axes are sorted ascending; `cells` is row-major in the order
+/// phase, context, cpu, gpu, link.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct RegimeMap {
+    /// Phases.
+    pub phases: Vec<Phase>,
+    /// Upper ends of the context buckets, in tokens.
+    pub context_tokens: Vec<u32>,
+    /// CPU slowdowns.
+    pub cpu_slowdown: Vec<f32>,
+    /// GPU slowdowns.
+    pub gpu_slowdown: Vec<f32>,
+    /// Link slowdowns.
+    pub link_slowdown: Vec<f32>,
+    /// Schedule of each cell.
+    pub cells: Vec<ScheduleId>,
+}
