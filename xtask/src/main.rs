@@ -1,3 +1,54 @@
-//! Project chores: `cargo xtask demo`, `cargo xtask test`. Next: `demo.rs`, `test.rs`.
+//! Project chores: `cargo xtask demo` shows the tool on a real model, `cargo xtask test` is what CI runs.
+//! Not here: anything that a user of the binaries needs. Next: `demo.rs`, `test.rs`, `fetch.rs`, `tidy.rs`.
 
-fn main() {}
+mod demo;
+mod fetch;
+mod process;
+mod test;
+mod tidy;
+
+use anyhow::Result;
+use clap::{Parser, Subcommand};
+use std::process::ExitCode;
+
+#[derive(Parser)]
+#[command(name = "cargo xtask", about = "Project chores")]
+struct Args {
+    #[command(subcommand)]
+    task: Task,
+}
+
+#[derive(Subcommand)]
+enum Task {
+    /// Fetch a real model, plan it, generate text with it and print the measured speed
+    Demo,
+    /// Everything that CI runs
+    Test {
+        /// Run only the steps whose name contains this
+        #[arg(long, value_name = "TEXT")]
+        only: Option<String>,
+    },
+    /// Check the house rules: module docs, lengths, banned words
+    Tidy,
+    /// Fetch models and vocabularies that tests use into the cache, and print its folder
+    Fetch,
+}
+
+fn main() -> ExitCode {
+    match run(Args::parse().task) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(task: Task) -> Result<()> {
+    match task {
+        Task::Demo => demo::run(),
+        Task::Test { only } => test::run(only.as_deref()),
+        Task::Tidy => tidy::run(),
+        Task::Fetch => fetch::everything().map(|folder| println!("{}", folder.display())),
+    }
+}

@@ -1,0 +1,94 @@
+//! `cargo xtask test`: everything that CI runs, in the order in which faults are cheapest to find.
+//! Not here: the tests themselves (each crate's, and `tests/` for whole programs).
+
+use crate::process::{self, cargo};
+use crate::{fetch, tidy};
+use anyhow::{Context, Result};
+use std::path::PathBuf;
+use std::process::Command;
+use std::time::Instant;
+
+type Step = (&'static str, fn() -> Result<()>);
+
+const STEPS: &[Step] = &[
+    ("tidy", tidy::run),
+    ("format", format),
+    ("lints", lints),
+    ("fetch", || fetch::everything().map(|_| ())),
+    ("tests", tests),
+    ("references", references),
+];
+
+/// Runs all steps, or those whose name contains `only`; stops at the first failure.
+pub fn run(only: Option<&str>) -> Result<()> {
+    for (name, step) in STEPS.iter().filter(|(name, _)| only.is_none_or(|only| name.contains(only))) {
+        println!("==> {name}");
+        let start = Instant::now();
+        step().with_context(|| format!("step {name}"))?;
+        println!("==> {name}: good after {:.0} s", start.elapsed().as_secs_f64());
+    }
+    Ok(())
+}
+
+fn format() -> Result<()> {
+    process::run(cargo().args(["fmt", "--all", "--check"]))
+}
+
+fn lints() -> Result<()> {
+    process::run(cargo().args(["clippy", "--workspace", "--all-targets", "--quiet", "--", "-D", "warnings"]))
+}
+
+fn tests() -> Result<()> {
+    process::run(
+        cargo().args(["test", "--workspace", "--quiet"]).env("INSTA_UPDATE", "no").env("ATS_REQUIRE_MODELS", "1"),
+    )
+}
+
+/// The public reference checker over the families that run so far, in both modes.
+fn references() -> Result<()> {
+    let binaries = process::build_binaries()?;
+    let ats_run = binaries.join("ats-run");
+    let ats_run = ats_run.to_string_lossy();
+    let python = python_with_numpy()?;
+    let folder = process::root().join("fixtures/reference");
+    let check = |extra: &[&str], flag: &str| {
+        let mut command = Command::new(&python);
+        command.arg(folder.join("check_reference.py")).arg(&folder);
+        command
+            .arg("--logits")
+            .arg(format!("{ats_run} logits {{model}} --tokens {{tokens}} --out {{out}} --last {{last}}{flag}"));
+        command.arg("--greedy").arg(format!(
+            "{ats_run} generate {{model}} --tokens {{tokens}} --max-tokens {{n}} --greedy --ids --ignore-eos{flag}"
+        ));
+        process::run(command.args(extra).arg("--only").args(FAMILIES))
+    };
+    let tokenize = format!("{ats_run} tokenize {{model}} --add-special={{special}} --parse-special={{parse}}");
+    check(&["--tokenize", &tokenize], "")?;
+    check(&["--no-long"], " --one-by-one").context("one token at a time")?;
+    check(&["--exact", "1e-4"], " --exact").context("exact mode")
+}
+
+/// Reference models whose families execute.
+const FAMILIES: [&str; 5] = ["llama", "llama-spm", "qwen2", "qwen3", "gemma3"];
+
+/// A Python that has NumPy: the system's, else one in a virtual environment under the build folder.
+fn python_with_numpy() -> Result<PathBuf> {
+    let system = PathBuf::from("python3");
+    if Command::new(&system).args(["-c", "import numpy"]).output()?.status.success() {
+        return Ok(system);
+    }
+    let folder = process::target().join("python");
+    let python = folder.join("bin/python");
+    if !python.exists() {
+        process::run(Command::new(&system).args(["-m", "venv"]).arg(&folder))?;
+    }
+    process::run(Command::new(&python).args([
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--disable-pip-version-check",
+        "numpy==2.2.6",
+    ]))?;
+    Ok(python)
+}
