@@ -1,7 +1,7 @@
 //! The plan artifact, shared by both binaries: the op program, placement, transfer schedules, the regime map, and the
 //! container that holds them.
 //!
-//! This crate does no I/O beyond bytes: it neither opens files nor reads clocks. It knows operators, not model families.
+//! This crate does no I/O beyond bytes: it neither opens files nor reads clocks. It knows operators, not families.
 //! Start with [`program`], then [`schedule`], then [`artifact`] (everything one file holds) and [`container`].
 
 pub mod ids;

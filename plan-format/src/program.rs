@@ -271,7 +271,7 @@ pub enum OpKind {
     Embed { table: WeightId, scale: f32, out: View },
     /// out\[o\] = x\[output row o\]: from T rows to O rows.
     SelectOutputs { x: View, out: View },
-    /// Per group of `group` columns: out = x / sqrt(mean(x²) + eps) · weight; `weight` {group} is shared by the groups.
+    /// Per group of `group` columns: out = x / sqrt(mean(x²) + eps) · weight; all groups share `weight` {group}.
     RmsNorm { x: View, group: u32, weight: Option<WeightId>, eps: f32, out: View },
     /// Per group: out = scale · x / sqrt(sum(x²) + eps).
     L2Norm { x: View, group: u32, eps: f32, scale: f32, out: View },
@@ -283,7 +283,7 @@ pub enum OpKind {
     Glu { gate: View, up: View, activation: GluActivation, out: View },
     /// out = x · sigmoid(gate); `gate` has as many columns as `x`, or one.
     SigmoidGate { x: View, gate: View, out: View },
-    /// out\[g · out_stride + i\] = x\[g · x_stride + i\] for g < groups, i < width; strides count from the views' starts.
+    /// out\[g · out_stride + i\] = x\[g · x_stride + i\] for g < groups, i < width, from the views' first columns.
     CopyCols { x: View, x_stride: u32, out: View, out_stride: u32, width: u32, groups: u32 },
     /// Rotates each of `heads` groups of `head_cols` columns.
     Rope { x: View, heads: u32, head_cols: u32, rope: RopeId, out: View },
