@@ -1,0 +1,461 @@
+//! The cost evaluator: how long a round takes under a schedule and a load. Pure, and free of allocation once prepared.
+//!
+//! The machine that it plays through: the CPU team and the GPU each execute their items in program order; an item
+//! starts when its processor is free and its inputs have arrived, from the other processor after the switch cost,
+//! which is paid once per producer and destination because the arrival is shared. The copy engine is one queue in the
+//! order of the schedule. A transfer starts when the last reader of its slot is done (in this round or, for the first
+//! use of a slot, in the round before, so that transfers run ahead into the next round) and, for routed experts, when
+//! the router is. A promoted item waits for its transfer. While a DRAM-bound CPU operator and a transfer overlap,
+//! both run slower. A round starts when the one before is complete.
+//!
+//! It keeps no timeline: the planner's `simulate` does, by another algorithm, and a test holds the two together.
+
+use crate::costs::{CaseCosts, CostModel, Load};
+use crate::schedule::{Home, Placement, Schedule, Slots};
+
+/// Why a schedule cannot be scored.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum EvaluateError {
+    /// The team size has no measured times.
+    #[error("no CPU times for a team of {threads} threads; the plan has them for {known:?}")]
+    UnknownTeam {
+        /// Asked for.
+        threads: u16,
+        /// Present.
+        known: Vec<u16>,
+    },
+    /// Tables of different lengths.
+    #[error("the placement has {homes} homes but the cost model has {items} items")]
+    ItemCount {
+        /// Homes.
+        homes: usize,
+        /// Items.
+        items: usize,
+    },
+    /// A promotion that the rules forbid.
+    #[error("promotion {index} (item {item}): {reason}")]
+    Promotion {
+        /// Which promotion of the schedule.
+        index: usize,
+        /// Its item.
+        item: u32,
+        /// What is wrong.
+        reason: &'static str,
+    },
+}
+
+/// A schedule in the form that [`evaluate`] reads.
+#[derive(Clone, Debug, PartialEq, Default)]
+pub struct Prepared {
+    /// Index into [`CostModel::teams`].
+    pub team: usize,
+    /// Whether each item executes on the GPU (resident or promoted).
+    pub on_gpu: Vec<bool>,
+    /// Transfers in order, items ascending.
+    pub streams: Vec<Stream>,
+}
+
+/// One transfer of a prepared schedule.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Stream {
+    /// The promoted item.
+    pub item: u32,
+    /// Index in [`Prepared::streams`] of the one whose reader frees the slot.
+    pub freed_by: u32,
+    /// Whether `freed_by` belongs to the round before.
+    pub freed_in: FreedIn,
+}
+
+/// The round in which a slot's previous reader runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FreedIn {
+    /// The same as the transfer's reader.
+    SameRound,
+    /// The one before.
+    PreviousRound,
+}
+
+/// How many rounds count.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Horizon {
+    /// One of many equal rounds (decode).
+    Steady,
+    /// The mean of the first `rounds`, empty slots at the start (a prompt of that many ubatches).
+    Cold {
+        /// Rounds, ≥ 1.
+        rounds: u32,
+    },
+}
+
+/// Working memory of [`evaluate`]; reuse it to stay free of allocation.
+#[derive(Clone, Debug, Default)]
+pub struct Scratch {
+    finish_us: Vec<f64>,
+}
+
+impl Prepared {
+    /// Checks a schedule against placement, slots and cost model, and resolves what frees each slot.
+    ///
+    /// # Errors
+    /// A team without times, tables of different lengths, or a promotion that is resident, out of order, without a
+    /// slot or not streamable.
+    pub fn new(
+        model: &CostModel,
+        case: &CaseCosts,
+        placement: &Placement,
+        slots: &Slots,
+        schedule: &Schedule,
+    ) -> Result<Prepared, EvaluateError> {
+        let items = model.item_count();
+        if placement.homes.len() != items {
+            return Err(EvaluateError::ItemCount { homes: placement.homes.len(), items });
+        }
+        let team = model.team_index(schedule.cpu_threads).ok_or_else(|| EvaluateError::UnknownTeam {
+            threads: schedule.cpu_threads,
+            known: model.teams.iter().map(|team| team.threads).collect(),
+        })?;
+        let mut on_gpu: Vec<bool> = placement.homes.iter().map(|home| *home == Home::Resident).collect();
+        for (index, promotion) in schedule.promotions.iter().enumerate() {
+            let item = promotion.item.0;
+            let fault = |reason| EvaluateError::Promotion { index, item, reason };
+            if item as usize >= items {
+                return Err(fault("no such item"));
+            }
+            if index > 0 && schedule.promotions[index - 1].item.0 >= item {
+                return Err(fault("transfers must be in the order of the items"));
+            }
+            if placement.homes[item as usize] == Home::Resident {
+                return Err(fault("the item is resident"));
+            }
+            if promotion.slot.index() >= slots.slots.len() {
+                return Err(fault("no such slot"));
+            }
+            let cost = &case.items[item as usize];
+            if cost.stream_us <= 0.0 {
+                return Err(fault("the item has nothing to stream"));
+            }
+            if cost.stream_after.is_some_and(|after| after.0 >= item) {
+                return Err(fault("its transfer waits for a later item"));
+            }
+            on_gpu[item as usize] = true;
+        }
+        Ok(Prepared { team, on_gpu, streams: streams(slots, schedule) })
+    }
+}
+
+/// For each promotion the latest one before it, cyclically, that uses an overlapping slot.
+fn streams(slots: &Slots, schedule: &Schedule) -> Vec<Stream> {
+    let promotions = &schedule.promotions;
+    let overlaps = |a: usize, b: usize| {
+        let (a, b) = (&slots.slots[promotions[a].slot.index()], &slots.slots[promotions[b].slot.index()]);
+        a.offset_bytes < b.offset_bytes + b.size_bytes && b.offset_bytes < a.offset_bytes + a.size_bytes
+    };
+    (0..promotions.len())
+        .map(|p| {
+            let item = promotions[p].item.0;
+            let earlier = (0..p).rev().find(|&q| overlaps(p, q));
+            let (freed_by, freed_in) = match earlier {
+                Some(q) => (q, FreedIn::SameRound),
+                None => ((p..promotions.len()).rev().find(|&q| overlaps(p, q)).unwrap_or(p), FreedIn::PreviousRound),
+            };
+            Stream { item, freed_by: freed_by as u32, freed_in }
+        })
+        .collect()
+}
+
+/// Latency of a round in microseconds, gap to the next round included.
+///
+/// Infinite when the schedule can never complete, which [`Prepared::new`] rules out.
+pub fn evaluate(
+    model: &CostModel,
+    case: &CaseCosts,
+    prepared: &Prepared,
+    load: &Load,
+    horizon: Horizon,
+    scratch: &mut Scratch,
+) -> f64 {
+    let items = model.item_count();
+    scratch.finish_us.clear();
+    scratch.finish_us.resize(items, f64::INFINITY);
+    let rounds = match horizon {
+        Horizon::Steady if prepared.streams.is_empty() => 1,
+        Horizon::Steady => MAX_STEADY_ROUNDS,
+        Horizon::Cold { rounds } => rounds.max(1),
+    };
+    let copies = match horizon {
+        Horizon::Steady => usize::MAX,
+        Horizon::Cold { .. } => prepared.streams.len() * rounds as usize,
+    };
+    let mut engine = Engine::new(model, case, prepared, load, &mut scratch.finish_us, copies);
+    match horizon {
+        Horizon::Steady => steady(&mut engine, rounds),
+        Horizon::Cold { .. } => {
+            (0..rounds).for_each(|_| engine.play_round());
+            engine.round_start_us / f64::from(rounds)
+        }
+    }
+}
+
+/// Rounds after which a schedule without a fixed point is averaged instead.
+const MAX_STEADY_ROUNDS: u32 = 8;
+
+/// Two rounds whose transfers stand within this of each other are taken as equal.
+const STEADY_TOLERANCE_US: f64 = 1e-6;
+
+/// Plays rounds until the copy engine enters two rounds in the same state; else the mean of the later half.
+fn steady(engine: &mut Engine<'_>, rounds: u32) -> f64 {
+    let mut entry = engine.copy_state();
+    let mut sum_us = 0.0;
+    for round in 0..rounds {
+        let start_us = engine.round_start_us;
+        engine.play_round();
+        let duration_us = engine.round_start_us - start_us;
+        let exit = engine.copy_state();
+        if exit.0 == entry.0 && (exit.1 - entry.1).abs() < STEADY_TOLERANCE_US || rounds == 1 {
+            return duration_us;
+        }
+        entry = exit;
+        if round >= rounds / 2 {
+            sum_us += duration_us;
+        }
+    }
+    sum_us / f64::from(rounds - rounds / 2)
+}
+
+/// A processor: which item it executes or waits for.
+#[derive(Clone, Copy)]
+struct Lane {
+    /// Item that it runs, or would run next; the item count when it has no more this round.
+    item: usize,
+    /// Work left on `item` in unhindered microseconds; negative = not started.
+    left_us: f64,
+}
+
+impl Lane {
+    fn running(&self) -> bool {
+        self.left_us >= 0.0
+    }
+}
+
+/// The state of the played machine. Counters of transfers and readers run over all rounds.
+struct Engine<'a> {
+    model: &'a CostModel,
+    case: &'a CaseCosts,
+    prepared: &'a Prepared,
+    cpu_us: &'a [f32],
+    cpu_factor: f64,
+    gpu_factor: f64,
+    link_factor: f64,
+    /// Extra time per unit of DRAM share while CPU and link overlap.
+    cpu_penalty: f64,
+    link_penalty: f64,
+    finish_us: &'a mut [f64],
+    now_us: f64,
+    round_start_us: f64,
+    round: usize,
+    cpu: Lane,
+    gpu: Lane,
+    copy_left_us: f64,
+    copies_done: usize,
+    copies_limit: usize,
+    readers_done: usize,
+}
+
+impl<'a> Engine<'a> {
+    fn new(
+        model: &'a CostModel,
+        case: &'a CaseCosts,
+        prepared: &'a Prepared,
+        load: &Load,
+        finish_us: &'a mut [f64],
+        copies_limit: usize,
+    ) -> Engine<'a> {
+        let items = model.item_count();
+        let team = &model.teams[prepared.team];
+        Engine {
+            model,
+            case,
+            prepared,
+            cpu_us: &case.cpu_us[prepared.team * items..(prepared.team + 1) * items],
+            cpu_factor: load.cpu_factor(team.threads),
+            gpu_factor: load.gpu,
+            link_factor: load.link,
+            cpu_penalty: f64::from(team.cpu_slowdown_while_link) - 1.0,
+            link_penalty: f64::from(team.link_slowdown_while_cpu) - 1.0,
+            finish_us,
+            now_us: 0.0,
+            round_start_us: 0.0,
+            round: 0,
+            cpu: Lane { item: 0, left_us: -1.0 },
+            gpu: Lane { item: 0, left_us: -1.0 },
+            copy_left_us: -1.0,
+            copies_done: 0,
+            copies_limit,
+            readers_done: 0,
+        }
+    }
+
+    /// Transfers ahead of the round's start, and work left on the running one.
+    fn copy_state(&self) -> (usize, f64) {
+        (self.copies_done - self.round * self.prepared.streams.len(), self.copy_left_us)
+    }
+
+    /// Plays one round; `round_start_us` becomes the start of the next.
+    fn play_round(&mut self) {
+        let items = self.finish_us.len();
+        self.finish_us.fill(f64::INFINITY);
+        self.cpu = Lane { item: self.next_on(false, 0), left_us: -1.0 };
+        self.gpu = Lane { item: self.next_on(true, 0), left_us: -1.0 };
+        while self.cpu.item < items || self.gpu.item < items {
+            if !self.step() {
+                self.round_start_us = f64::INFINITY;
+                return;
+            }
+        }
+        self.round += 1;
+        self.round_start_us = self.now_us + f64::from(self.case.gap_us);
+    }
+
+    /// First item at or after `from` that executes on the GPU (or not).
+    fn next_on(&self, gpu: bool, from: usize) -> usize {
+        let rest = &self.prepared.on_gpu[from..];
+        rest.iter().position(|&on_gpu| on_gpu == gpu).map_or(self.prepared.on_gpu.len(), |ahead| from + ahead)
+    }
+
+    /// Starts what can start, then moves to the next event. False when nothing can ever happen again.
+    fn step(&mut self) -> bool {
+        let cpu_ready_us = self.try_start(false);
+        let gpu_ready_us = self.try_start(true);
+        let copy_ready_us = self.try_start_copy();
+        let (cpu_stretch, link_stretch) = self.stretches();
+        let ends = |left_us: f64, stretch: f64, ready_us: f64| {
+            if left_us >= 0.0 { self.now_us + left_us * stretch } else { ready_us }
+        };
+        let cpu_at = ends(self.cpu.left_us, cpu_stretch, cpu_ready_us);
+        let gpu_at = ends(self.gpu.left_us, 1.0, gpu_ready_us);
+        let copy_at = ends(self.copy_left_us, link_stretch, copy_ready_us);
+        let at_us = cpu_at.min(gpu_at).min(copy_at);
+        if at_us == f64::INFINITY {
+            return false;
+        }
+        let elapsed_us = at_us - self.now_us;
+        self.now_us = at_us;
+        if self.copy_left_us >= 0.0 {
+            self.copy_left_us = (self.copy_left_us - elapsed_us / link_stretch).max(0.0);
+            if copy_at == at_us {
+                self.copy_left_us = -1.0;
+                self.copies_done += 1;
+            }
+        }
+        self.advance(false, elapsed_us / cpu_stretch, cpu_at == at_us);
+        self.advance(true, elapsed_us, gpu_at == at_us);
+        true
+    }
+
+    /// How much longer CPU work and transfers take right now than alone.
+    fn stretches(&self) -> (f64, f64) {
+        if self.cpu.running() && self.copy_left_us >= 0.0 {
+            let share = f64::from(self.case.items[self.cpu.item].dram_share);
+            (1.0 + share * self.cpu_penalty, 1.0 + share * self.link_penalty)
+        } else {
+            (1.0, 1.0)
+        }
+    }
+
+    /// Starts the next item of an idle processor if its inputs are there; else says when they will be.
+    fn try_start(&mut self, gpu: bool) -> f64 {
+        let lane = if gpu { self.gpu } else { self.cpu };
+        if lane.running() || lane.item >= self.finish_us.len() {
+            return f64::INFINITY;
+        }
+        let ready_us = self.ready_us(lane.item, gpu);
+        if ready_us <= self.now_us {
+            let item = lane.item;
+            if gpu {
+                self.gpu.left_us = f64::from(self.case.items[item].gpu_us) * self.gpu_factor;
+            } else {
+                self.cpu.left_us = f64::from(self.cpu_us[item]) * self.cpu_factor;
+            }
+        }
+        ready_us
+    }
+
+    /// When the inputs of `item` have arrived on its processor; infinite while some are not even made.
+    fn ready_us(&self, item: usize, gpu: bool) -> f64 {
+        if gpu && self.next_reader() == Some(item) && self.copies_done <= self.readers_done {
+            return f64::INFINITY;
+        }
+        let mut ready_us = self.round_start_us;
+        for producer in self.model.inputs_of(item) {
+            let producer = producer.index();
+            let mut arrival_us = self.finish_us[producer];
+            if self.prepared.on_gpu[producer] != gpu {
+                let cost = &self.case.items[producer];
+                let switch_us = if gpu { cost.to_gpu_us } else { cost.to_cpu_us };
+                arrival_us += f64::from(switch_us) * self.link_factor;
+            }
+            ready_us = ready_us.max(arrival_us);
+        }
+        ready_us
+    }
+
+    /// The next promoted item that the GPU will execute in this round.
+    fn next_reader(&self) -> Option<usize> {
+        let index = self.readers_done - self.round * self.prepared.streams.len();
+        self.prepared.streams.get(index).map(|stream| stream.item as usize)
+    }
+
+    /// Starts the next transfer if its slot is free and its router known; else says when it will be, if that is known.
+    fn try_start_copy(&mut self) -> f64 {
+        let streams = &self.prepared.streams;
+        if self.copy_left_us >= 0.0 || streams.is_empty() || self.copies_done >= self.copies_limit {
+            return f64::INFINITY;
+        }
+        let (round, index) = (self.copies_done / streams.len(), self.copies_done % streams.len());
+        let stream = streams[index];
+        let used_in_round = match stream.freed_in {
+            FreedIn::SameRound => Some(round),
+            FreedIn::PreviousRound => round.checked_sub(1),
+        };
+        let readers_before = used_in_round.map_or(0, |used| used * streams.len() + stream.freed_by as usize + 1);
+        if self.readers_done < readers_before {
+            return f64::INFINITY;
+        }
+        let cost = &self.case.items[stream.item as usize];
+        let ready_us = cost.stream_after.map_or(self.now_us, |router| self.routed_us(router.index(), round));
+        if ready_us <= self.now_us {
+            self.copy_left_us = f64::from(cost.stream_us) * self.link_factor;
+        }
+        ready_us
+    }
+
+    /// When the CPU, which orders transfers, knows what the router of `round` chose.
+    fn routed_us(&self, router: usize, round: usize) -> f64 {
+        if round != self.round {
+            return f64::INFINITY;
+        }
+        let switch_us = if self.prepared.on_gpu[router] { self.case.items[router].to_cpu_us } else { 0.0 };
+        self.finish_us[router] + f64::from(switch_us) * self.link_factor
+    }
+
+    /// Takes `done_us` of work from a running item and ends it when `complete`.
+    fn advance(&mut self, gpu: bool, done_us: f64, complete: bool) {
+        let lane = if gpu { self.gpu } else { self.cpu };
+        if !lane.running() {
+            return;
+        }
+        let mut next = Lane { item: lane.item, left_us: (lane.left_us - done_us).max(0.0) };
+        if complete {
+            if gpu && self.next_reader() == Some(lane.item) {
+                self.readers_done += 1;
+            }
+            self.finish_us[lane.item] = self.now_us;
+            next = Lane { item: self.next_on(gpu, lane.item + 1), left_us: -1.0 };
+        }
+        if gpu {
+            self.gpu = next;
+        } else {
+            self.cpu = next;
+        }
+    }
+}
