@@ -6,4 +6,9 @@
 
 pub mod arch;
 pub mod cpu;
+mod error;
 pub mod quant;
+#[cfg(test)]
+mod reference;
+
+pub use error::KernelError;
