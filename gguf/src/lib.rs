@@ -7,11 +7,13 @@
 mod cursor;
 mod error;
 mod header;
+mod layout;
 mod metadata;
 mod model;
 mod split;
 mod types;
 mod value;
+pub mod write;
 
 pub use error::GgufError;
 pub use header::{DEFAULT_ALIGNMENT_BYTES, Header, TensorInfo, parse};
