@@ -1,1 +1,5 @@
 //! ats-plan: lowering, profile, placement, transfer schedules, simulation, reports.
+//!
+//! The core is pure: a profile and a program in, a plan out; same input, same bytes out, on any number of threads.
+
+pub mod place;

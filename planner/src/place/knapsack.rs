@@ -1,0 +1,142 @@
+//! Static placement by dynamic programming: items × MiB × processor of the last item, with switch costs and
+//! back-tracking (paper 4.3.3). Exact on the chain for budgets in MiB; O(items · MiB) time and memory.
+//!
+//! One table answers every smaller budget too. Sizes are rounded up to MiB, so a budget is never exceeded; what the
+//! rounding wastes is won back by reading the table at larger nominal budgets and keeping what truly fits.
+//! It knows neither models nor devices; `moe.rs` and `search.rs` do the asking.
+
+use super::chain::{ChainItem, MIB, chain_ns, resident_bytes};
+
+/// No assignment: far above any total, far below overflow.
+const IMPOSSIBLE_NS: i64 = i64::MAX / 4;
+
+/// An assignment and its figures.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Assignment {
+    /// Whether each item is resident.
+    pub resident: Vec<bool>,
+    /// Items plus switches.
+    pub total_ns: i64,
+    /// GPU memory taken.
+    pub bytes: u64,
+}
+
+/// The solved table.
+pub struct Knapsack<'a> {
+    items: &'a [ChainItem],
+    columns: usize,
+    /// Per item and column: bit 0, the item on the CPU follows a GPU item; bit 1, on the GPU it follows a GPU item.
+    choices: Vec<u8>,
+    /// Least total with the last item on the CPU, by MiB at most.
+    last_cpu_ns: Vec<i64>,
+    /// Least total with the last item on the GPU.
+    last_gpu_ns: Vec<i64>,
+}
+
+const CPU_AFTER_GPU: u8 = 1;
+const GPU_AFTER_GPU: u8 = 2;
+
+/// Size of an item on the memory axis.
+fn mib_ceil(bytes: u64) -> usize {
+    bytes.div_ceil(MIB) as usize
+}
+
+impl<'a> Knapsack<'a> {
+    /// Solves for all budgets from 0 to `budget_bytes`, and as far beyond as rounding can waste.
+    pub fn solve(items: &'a [ChainItem], budget_bytes: u64) -> Knapsack<'a> {
+        let most = |total: usize, item: &ChainItem| total + if item.allowed.gpu() { mib_ceil(item.bytes) } else { 0 };
+        let all_mib = items.iter().fold(0, most);
+        let waste_mib = items.len();
+        let columns = all_mib.min((budget_bytes / MIB) as usize + waste_mib) + 1;
+        let mut knapsack = Knapsack {
+            items,
+            columns,
+            choices: vec![0; items.len() * columns],
+            last_cpu_ns: vec![0; columns],
+            last_gpu_ns: vec![0; columns],
+        };
+        let mut next = (vec![0; columns], vec![0; columns]);
+        for (index, item) in items.iter().enumerate() {
+            let choices = &mut knapsack.choices[index * columns..(index + 1) * columns];
+            let switches = if index == 0 { (0, 0) } else { (item.to_cpu_ns, item.to_gpu_ns) };
+            let previous = (&knapsack.last_cpu_ns[..], &knapsack.last_gpu_ns[..]);
+            extend_on_cpu(item, switches.0, previous, &mut next.0, choices);
+            extend_on_gpu(item, switches.1, previous, &mut next.1, choices);
+            std::mem::swap(&mut knapsack.last_cpu_ns, &mut next.0);
+            std::mem::swap(&mut knapsack.last_gpu_ns, &mut next.1);
+        }
+        knapsack
+    }
+
+    /// Least total for a budget in MiB; `None` when nothing fits.
+    pub fn total_ns(&self, budget_mib: usize) -> Option<i64> {
+        let column = budget_mib.min(self.columns - 1);
+        Some(self.last_cpu_ns[column].min(self.last_gpu_ns[column])).filter(|&total| total < IMPOSSIBLE_NS)
+    }
+
+    /// The assignment behind [`Knapsack::total_ns`].
+    pub fn assignment(&self, budget_mib: usize) -> Option<Assignment> {
+        let mut column = budget_mib.min(self.columns - 1);
+        let total_ns = self.total_ns(column)?;
+        let mut on_gpu = self.last_gpu_ns[column] < self.last_cpu_ns[column];
+        let mut resident = vec![false; self.items.len()];
+        for index in (0..self.items.len()).rev() {
+            resident[index] = on_gpu;
+            let choice = self.choices[index * self.columns + column];
+            if on_gpu {
+                column -= mib_ceil(self.items[index].bytes);
+            }
+            on_gpu = choice & if on_gpu { GPU_AFTER_GPU } else { CPU_AFTER_GPU } != 0;
+        }
+        debug_assert_eq!(chain_ns(self.items, &resident), total_ns);
+        let bytes = resident_bytes(self.items, &resident);
+        Some(Assignment { resident, total_ns, bytes })
+    }
+
+    /// The best assignment of the table whose true bytes are within the budget. Never slower for a larger budget.
+    pub fn best_within(&self, budget_bytes: u64) -> Option<Assignment> {
+        let sure_mib = ((budget_bytes / MIB) as usize).min(self.columns - 1);
+        let mut best: Option<Assignment> = None;
+        // Totals fall along the axis, so the first that fits from the right is the best.
+        for column in (sure_mib..self.columns).rev() {
+            let same_as_left = column > sure_mib && self.total_ns(column) == self.total_ns(column - 1);
+            if same_as_left {
+                continue;
+            }
+            best = self.assignment(column).filter(|found| found.bytes <= budget_bytes);
+            if best.is_some() {
+                break;
+            }
+        }
+        best
+    }
+}
+
+/// Row of the table with the item on the CPU: it takes no memory.
+fn extend_on_cpu(item: &ChainItem, switch_ns: i64, last: (&[i64], &[i64]), next: &mut [i64], choices: &mut [u8]) {
+    if !item.allowed.cpu() {
+        next.fill(IMPOSSIBLE_NS);
+        return;
+    }
+    for ((next, choice), (&cpu_ns, &gpu_ns)) in next.iter_mut().zip(choices).zip(last.0.iter().zip(last.1)) {
+        let after_gpu_ns = gpu_ns + switch_ns;
+        *choice |= if after_gpu_ns < cpu_ns { CPU_AFTER_GPU } else { 0 };
+        *next = (after_gpu_ns.min(cpu_ns) + item.cpu_ns).min(IMPOSSIBLE_NS);
+    }
+}
+
+/// Row of the table with the item on the GPU: shifted by its size.
+fn extend_on_gpu(item: &ChainItem, switch_ns: i64, last: (&[i64], &[i64]), next: &mut [i64], choices: &mut [u8]) {
+    let size = mib_ceil(item.bytes);
+    if !item.allowed.gpu() || size >= next.len() {
+        next.fill(IMPOSSIBLE_NS);
+        return;
+    }
+    next[..size].fill(IMPOSSIBLE_NS);
+    let rows = last.0.iter().zip(last.1);
+    for ((next, choice), (&cpu_ns, &gpu_ns)) in next[size..].iter_mut().zip(&mut choices[size..]).zip(rows) {
+        let after_cpu_ns = cpu_ns + switch_ns;
+        *choice |= if gpu_ns <= after_cpu_ns { GPU_AFTER_GPU } else { 0 };
+        *next = (after_cpu_ns.min(gpu_ns) + item.gpu_ns).min(IMPOSSIBLE_NS);
+    }
+}
