@@ -5,5 +5,7 @@
 //! vector code. Not here: threads; operators take the part of the work that one thread does.
 
 mod isa;
+pub mod matmul;
+pub mod ops;
 
 pub use isa::Isa;

@@ -1,0 +1,356 @@
+//! One segment of the cache for a tile of query rows: scores, softmax, weighted sum of values.
+//!
+//! A row is one query head of one token; the rows of a tile share a kv head, so each key and value is read and
+//! converted once for all of them. Keys are transposed on the way, so that both products have the form of
+//! `product.rs`. Positions that a row does not see take no part in its arithmetic (rather than with weight 0: a cache
+//! slot that holds no number would spoil the row in one batch and not in another). Next: `running.rs`.
+
+use super::product::{Extent, Operand, Start, Target, multiply, rows_together};
+use super::running::Partial;
+use super::{AttentionInputs, AttentionShape, SEGMENT};
+use crate::cpu::ops::kv::{KV_BLOCK, KvView};
+use crate::cpu::ops::math;
+use crate::cpu::ops::simd::{LANES, Simd};
+use std::ops::Range;
+
+/// 0, 1, 2 … as lanes.
+const LANE_INDEX: [f32; LANES] = [0., 1., 2., 3., 4., 5., 6., 7., 8., 9., 10., 11., 12., 13., 14., 15.];
+
+/// Rows of a tile: more share the work on a key, but their scores and sums have to stay in the L2 cache.
+pub(super) fn rows_max(shape: &AttentionShape) -> usize {
+    if shape.k_head_cols > 256 { 32 } else { 64 }
+}
+
+/// Buffers of a tile. Strides are multiples of 16, columns beyond a head's are zero.
+#[derive(Debug)]
+pub(super) struct Tile {
+    rows_max: usize,
+    k_cols_max: usize,
+    v_stride: usize,
+    /// Segments that any row sees.
+    segments: Range<usize>,
+    /// Positions that each row sees.
+    visible: Vec<Range<usize>>,
+    kv_head: usize,
+    /// Scaled queries \[rows, k_head_cols\].
+    queries: Buffer,
+    /// Keys of a block, transposed: \[k_head_cols, KV_BLOCK\].
+    keys: Buffer,
+    /// Values of a block: \[KV_BLOCK, v_stride\].
+    values: Buffer,
+    /// Scores, then their exponentials: \[rows, SEGMENT\].
+    scores: Buffer,
+    /// Weighted values: \[rows, v_stride\].
+    sums: Buffer,
+    max: Vec<f32>,
+    denominator: Vec<f32>,
+    v_cols: usize,
+}
+
+impl Tile {
+    pub(super) fn new(shape: &AttentionShape) -> Self {
+        let rows = rows_max(shape);
+        let v_stride = shape.v_head_cols.next_multiple_of(LANES);
+        Self {
+            rows_max: rows,
+            k_cols_max: shape.k_head_cols,
+            v_stride,
+            segments: 0..0,
+            visible: Vec::with_capacity(rows),
+            kv_head: 0,
+            queries: Buffer::new(rows * shape.k_head_cols),
+            keys: Buffer::new(shape.k_head_cols * KV_BLOCK),
+            values: Buffer::new(KV_BLOCK * v_stride),
+            scores: Buffer::new(rows * SEGMENT),
+            sums: Buffer::new(rows * v_stride),
+            max: vec![0.0; rows],
+            denominator: vec![0.0; rows],
+            v_cols: shape.v_head_cols,
+        }
+    }
+
+    pub(super) fn rows_max(&self) -> usize {
+        self.rows_max
+    }
+
+    pub(super) fn rows(&self) -> usize {
+        self.visible.len()
+    }
+
+    pub(super) fn segments(&self) -> Range<usize> {
+        self.segments.clone()
+    }
+
+    /// What the last segment gave row `r`.
+    #[inline(always)]
+    pub(super) fn partial(&self, r: usize) -> Partial<'_> {
+        let sum = &self.sums[r * self.v_stride..][..self.v_cols];
+        Partial { max: self.max[r], denominator: self.denominator[r], sum }
+    }
+
+    /// Takes up the query rows `rows` (token · group + head of the group) of a kv head.
+    #[inline(always)]
+    pub(super) fn start<V: Simd>(
+        &mut self,
+        shape: &AttentionShape,
+        inputs: &AttentionInputs,
+        kv_head: usize,
+        rows: Range<usize>,
+    ) {
+        let (group, cols) = (shape.group(), shape.k_head_cols);
+        assert!(rows.len() <= self.rows_max && cols <= self.k_cols_max && shape.v_head_cols <= self.v_stride);
+        assert_eq!(self.v_cols, shape.v_head_cols, "the scratch was made for other heads");
+        self.kv_head = kv_head;
+        self.visible.clear();
+        for (r, row) in rows.enumerate() {
+            let (token, head) = (row / group, kv_head * group + row % group);
+            self.visible.push(shape.mask.visible(inputs.positions[token]));
+            let query = &inputs.q.row(token)[head * cols..][..cols];
+            let scaled = &mut self.queries[r * cols..][..cols];
+            crate::cpu::ops::elementwise::scale_row::<V>(query, shape.scale, scaled);
+        }
+        let all = union(&self.visible, 0..usize::MAX);
+        self.segments = all.start / SEGMENT..all.end.div_ceil(SEGMENT);
+    }
+
+    /// Computes one segment for all rows.
+    #[inline(always)]
+    pub(super) fn segment<V: Simd>(&mut self, shape: &AttentionShape, inputs: &AttentionInputs, segment: usize) {
+        let positions = segment * SEGMENT..(segment + 1) * SEGMENT;
+        let seen = union(&self.visible, positions.clone());
+        let blocks = seen.start / KV_BLOCK..seen.end.div_ceil(KV_BLOCK);
+        for block in blocks.clone() {
+            self.score_block::<V>(shape, inputs, block, within_block(&seen, block));
+        }
+        for r in 0..self.rows() {
+            let range = clip(&self.visible[r], &positions);
+            self.softmax_row::<V>(r, range.start - positions.start..range.end - positions.start, shape.softcap);
+        }
+        let rows = self.rows();
+        self.sums[..rows * self.v_stride].fill(0.0);
+        for block in blocks {
+            self.load_values::<V>(shape, inputs, block, within_block(&seen, block));
+            self.sum_block::<V>(block);
+        }
+    }
+
+    /// Scores of all rows against the positions `seen` (relative) of a block; those of other positions are arbitrary.
+    #[inline(always)]
+    fn score_block<V: Simd>(
+        &mut self,
+        shape: &AttentionShape,
+        inputs: &AttentionInputs,
+        block: usize,
+        seen: Range<usize>,
+    ) {
+        let cols = shape.k_head_cols;
+        let first_slot = inputs.block_table[block] as usize * KV_BLOCK;
+        let first_col = self.kv_head * cols;
+        let groups = seen.start / LANES..seen.end.div_ceil(LANES);
+        match inputs.k {
+            KvView::F16(k) => {
+                let row = |slot: usize| &k.row(first_slot + slot)[first_col..][..cols];
+                transpose_keys::<V, _>(&mut self.keys, cols, groups, |slot, col| load_f16::<V>(row(slot), col));
+            }
+            KvView::F32(k) => {
+                let row = |slot: usize| &k.row(first_slot + slot)[first_col..][..cols];
+                transpose_keys::<V, _>(&mut self.keys, cols, groups, |slot, col| load_f32::<V>(row(slot), col));
+            }
+        }
+        let rows = 0..self.rows();
+        let scores = &mut self.scores[block * KV_BLOCK % SEGMENT..];
+        multiply::<V>(
+            Operand { data: &self.queries, stride: cols },
+            Operand { data: &self.keys, stride: KV_BLOCK },
+            Target { data: scores, stride: SEGMENT },
+            Start::Zero,
+            Extent { rows, cols: KV_BLOCK, depth: 0..cols },
+        );
+    }
+
+    /// Turns the scores of the positions `range` of the segment into exponentials and the others of their vectors
+    /// into 0. Lanes belong to positions, so sums have one order whatever the range.
+    #[inline(always)]
+    fn softmax_row<V: Simd>(&mut self, r: usize, range: Range<usize>, softcap: Option<f32>) {
+        (self.max[r], self.denominator[r]) = (f32::NEG_INFINITY, 0.0);
+        if range.is_empty() {
+            return;
+        }
+        let scores = self.scores[r * SEGMENT..][..SEGMENT].as_chunks_mut::<LANES>().0;
+        let chunks = range.start / LANES..range.end.div_ceil(LANES);
+        let none = V::splat(f32::NEG_INFINITY);
+        let (first, end) = (V::splat(range.start as f32), V::splat(range.end as f32));
+        let mut max = none;
+        for i in chunks.clone() {
+            let index = V::load(&LANE_INDEX).add(V::splat((i * LANES) as f32));
+            let mut score = V::load(&scores[i]);
+            if let Some(cap) = softcap {
+                let cap = V::splat(cap);
+                score = cap.mul(math::tanh(score.div(cap)));
+            }
+            let score = index.select_less(first, none, index.select_less(end, score, none));
+            score.store(&mut scores[i]);
+            // Not a number as the second operand stays.
+            max = max.max(score);
+        }
+        let max = max.reduce_max();
+        let mut sum = V::zero();
+        for i in chunks {
+            let power = math::exp(V::load(&scores[i]).sub(V::splat(max)));
+            power.store(&mut scores[i]);
+            sum = sum.add(power);
+        }
+        (self.max[r], self.denominator[r]) = (max, sum.reduce_add());
+    }
+
+    /// Converts the values of the positions `seen` (relative) of a block.
+    #[inline(always)]
+    fn load_values<V: Simd>(
+        &mut self,
+        shape: &AttentionShape,
+        inputs: &AttentionInputs,
+        block: usize,
+        seen: Range<usize>,
+    ) {
+        let first_slot = inputs.block_table[block] as usize * KV_BLOCK;
+        let (view, head_cols) = match inputs.v {
+            Some(v) => (v, shape.v_head_cols),
+            None => (inputs.k, shape.k_head_cols),
+        };
+        let first_col = self.kv_head * head_cols;
+        for slot in seen {
+            let to = self.values[slot * self.v_stride..][..self.v_stride].as_chunks_mut::<LANES>().0;
+            match view {
+                KvView::F16(v) => {
+                    let row = &v.row(first_slot + slot)[first_col..][..shape.v_head_cols];
+                    to.iter_mut().enumerate().for_each(|(i, to)| load_f16::<V>(row, i * LANES).store(to));
+                }
+                KvView::F32(v) => {
+                    let row = &v.row(first_slot + slot)[first_col..][..shape.v_head_cols];
+                    to.iter_mut().enumerate().for_each(|(i, to)| load_f32::<V>(row, i * LANES).store(to));
+                }
+            }
+        }
+    }
+
+    /// Adds the weighted values of a block. Rows go together over the positions that all of them see; what only
+    /// some see is added for these alone, each row in rising order of positions.
+    #[inline(always)]
+    fn sum_block<V: Simd>(&mut self, block: usize) {
+        let rows = self.rows();
+        let mut first = 0;
+        while first < rows {
+            let together = first..first + rows_together::<V>(rows - first);
+            first = together.end;
+            let ranges = &self.visible[together.clone()];
+            let start = ranges.iter().map(|v| within_block(v, block).start).max().unwrap_or(0);
+            let end = ranges.iter().map(|v| within_block(v, block).end).min().unwrap_or(0).max(start);
+            for r in together.clone() {
+                let own = within_block(&self.visible[r], block);
+                self.add_values::<V>(block, r..r + 1, own.start..start.min(own.end));
+            }
+            self.add_values::<V>(block, together.clone(), start..end);
+            for r in together {
+                let own = within_block(&self.visible[r], block);
+                self.add_values::<V>(block, r..r + 1, end.max(own.start)..own.end);
+            }
+        }
+    }
+
+    #[inline(always)]
+    fn add_values<V: Simd>(&mut self, block: usize, rows: Range<usize>, depth: Range<usize>) {
+        if depth.is_empty() {
+            return;
+        }
+        multiply::<V>(
+            Operand { data: &self.scores[block * KV_BLOCK % SEGMENT..], stride: SEGMENT },
+            Operand { data: &self.values, stride: self.v_stride },
+            Target { data: &mut self.sums, stride: self.v_stride },
+            Start::Kept,
+            Extent { rows, cols: self.v_stride, depth },
+        );
+    }
+}
+
+/// The part of `range` inside `bounds`; empty and inside `bounds` when there is none.
+fn clip(range: &Range<usize>, bounds: &Range<usize>) -> Range<usize> {
+    let start = range.start.clamp(bounds.start, bounds.end);
+    start..range.end.clamp(start, bounds.end)
+}
+
+/// The smallest range that holds all parts of `ranges` inside `bounds`.
+fn union(ranges: &[Range<usize>], bounds: Range<usize>) -> Range<usize> {
+    let parts = ranges.iter().map(|r| clip(r, &bounds)).filter(|r| !r.is_empty());
+    parts.reduce(|a, b| a.start.min(b.start)..a.end.max(b.end)).unwrap_or(bounds.start..bounds.start)
+}
+
+/// The part of a range of positions in a block, counted from the block's start.
+fn within_block(range: &Range<usize>, block: usize) -> Range<usize> {
+    let first = block * KV_BLOCK;
+    let part = clip(range, &(first..first + KV_BLOCK));
+    part.start - first..part.end - first
+}
+
+/// keys\[col\]\[slot\] for the groups of sixteen slots in `groups`; `load(slot, col)` gives sixteen columns of a slot.
+#[inline(always)]
+fn transpose_keys<V: Simd, F: Fn(usize, usize) -> V>(keys: &mut [f32], cols: usize, groups: Range<usize>, load: F) {
+    for group in groups {
+        for col in (0..cols).step_by(LANES) {
+            let rows: [V; LANES] = std::array::from_fn(|i| load(group * LANES + i, col));
+            let columns = V::transpose(rows);
+            for i in 0..LANES.min(cols - col) {
+                let to = &mut keys[(col + i) * KV_BLOCK + group * LANES..];
+                columns[i].store(to.first_chunk_mut().expect("a group has sixteen slots"));
+            }
+        }
+    }
+}
+
+#[inline(always)]
+fn load_f16<V: Simd>(row: &[half::f16], col: usize) -> V {
+    match row[col..].first_chunk() {
+        Some(whole) => V::load_f16(whole),
+        None => V::load_f16_part(&row[col..]),
+    }
+}
+
+#[inline(always)]
+fn load_f32<V: Simd>(row: &[f32], col: usize) -> V {
+    match row[col..].first_chunk() {
+        Some(whole) => V::load(whole),
+        None => V::load_part(&row[col..]),
+    }
+}
+
+/// A cache line.
+#[derive(Clone, Copy, Debug)]
+#[repr(C, align(64))]
+struct Line([f32; LANES]);
+
+/// Floats that start on a cache line, so that vectors do not straddle two.
+#[derive(Debug)]
+struct Buffer(Vec<Line>);
+
+impl Buffer {
+    fn new(len: usize) -> Self {
+        Self(vec![Line([0.0; LANES]); len.div_ceil(LANES)])
+    }
+}
+
+impl std::ops::Deref for Buffer {
+    type Target = [f32];
+
+    #[inline(always)]
+    fn deref(&self) -> &[f32] {
+        // SAFETY: a line is sixteen floats without padding.
+        unsafe { std::slice::from_raw_parts(self.0.as_ptr().cast(), self.0.len() * LANES) }
+    }
+}
+
+impl std::ops::DerefMut for Buffer {
+    #[inline(always)]
+    fn deref_mut(&mut self) -> &mut [f32] {
+        // SAFETY: a line is sixteen floats without padding.
+        unsafe { std::slice::from_raw_parts_mut(self.0.as_mut_ptr().cast(), self.0.len() * LANES) }
+    }
+}
