@@ -1,1 +1,18 @@
 //! What executes operators: the CPU team, CUDA, the simulated GPU, clocks, probes.
+//!
+//! Invariant: only this crate touches CUDA, the decode team's threads, and the clocks that plans and sensors use. It knows
+//! no model and no operator: what runs on it comes in as closures. Open `team.rs` first for the CPU side.
+
+mod affinity;
+mod cgroup;
+mod error;
+#[cfg(not(loom))]
+mod sync;
+#[cfg(loom)]
+pub mod sync;
+mod sysfile;
+pub mod team;
+pub mod topology;
+
+pub use error::DeviceError;
+pub use sysfile::SysRoot;
