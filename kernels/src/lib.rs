@@ -5,6 +5,7 @@
 //! Read `quant/mod.rs` (what the weight bytes mean) first, then `cpu/mod.rs` (operators on the CPU).
 
 pub mod arch;
+pub mod cases;
 pub mod cpu;
 mod error;
 pub mod quant;

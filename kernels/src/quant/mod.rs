@@ -3,7 +3,7 @@
 //! Read `types.rs` (which types), `block.rs` (one block's values), `panel.rs` (16 rows interleaved for SIMD).
 //! Not here: products with weights (`cpu/matmul`), the file that holds the bytes (crate `gguf`).
 
-mod block;
+pub(crate) mod block;
 mod codebook;
 mod dequantise;
 mod panel;

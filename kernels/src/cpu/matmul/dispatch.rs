@@ -1,0 +1,31 @@
+//! Chooses the code for a product. Next: `arch/x86_64`.
+
+use std::ops::Range;
+
+use super::Product;
+use super::scalar::matmul_scalar;
+use crate::KernelError;
+use crate::cpu::Isa;
+use crate::quant::PANEL_ROWS;
+
+/// Computes the rows of panels `panels` (16 rows each) of a product, for all its tokens.
+///
+/// An `isa` that this machine lacks is replaced by the best that it has; the result has the same bits.
+///
+/// # Errors
+/// Panels outside the matrix.
+///
+/// # Safety
+/// While this runs, nothing else may read or write the rows of these panels in the product's output. (Calls for
+/// disjoint ranges of panels may run at once.)
+pub unsafe fn matmul(isa: Isa, product: &Product, panels: Range<usize>) -> Result<(), KernelError> {
+    KernelError::check_size("the matrix", "panels", product.weights.panels(), panels.end)?;
+    let rows = panels.start * PANEL_ROWS..product.weights.rows().min(panels.end * PANEL_ROWS);
+    match isa.min(Isa::detect()) {
+        Isa::Scalar | Isa::Avx2 | Isa::Avx512 => matmul_scalar(product, rows, |token, row, value| {
+            // SAFETY: `Product::new` checked that the buffer holds every token's rows; the caller owns these.
+            unsafe { product.out.start().add(token * product.out.stride() + row).write(value) }
+        }),
+    }
+    Ok(())
+}
