@@ -4,8 +4,15 @@
 //! This crate does no I/O beyond bytes: it neither opens files nor reads clocks. It knows operators, not families.
 //! Start with [`program`], then [`schedule`], then [`artifact`] (everything one file holds) and [`container`].
 
+pub mod costs;
+pub mod error;
+pub mod evaluate;
 pub mod ids;
+pub mod operands;
 pub mod program;
 pub mod schedule;
+pub mod text;
+pub mod verify;
 
+pub use error::{Error, Result};
 pub use ids::*;

@@ -2,4 +2,9 @@
 //!
 //! The core is pure: a profile and a program in, a plan out; same input, same bytes out, on any number of threads.
 
+pub mod arch;
+pub mod graph;
 pub mod place;
+pub mod transfer;
+
+pub use arch::lower_model;

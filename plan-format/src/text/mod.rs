@@ -1,0 +1,80 @@
+//! Programs and plans as text, made for reading and for snapshots. Nothing parses it: the artifact is the format.
+//! `op.rs` writes one operator, `plan.rs` what `ats-plan inspect` prints.
+
+mod op;
+
+pub use op::Tables;
+
+use crate::program::{Part, PartAxis, Program, StateKind, Weight};
+use std::fmt::Write;
+
+/// Every item with its weights and states, and every operator.
+pub fn program_text(program: &Program) -> String {
+    let tables = Tables::of(program);
+    let mut text = format!(
+        "program {} vocab={} context={} items={} ops={}\n",
+        program.architecture,
+        program.vocab,
+        program.context_tokens,
+        program.items.len(),
+        program.ops.len()
+    );
+    for (index, rope) in program.ropes.iter().enumerate() {
+        line(&mut text, format_args!("rope {index}: {}", tables.rope(rope)));
+    }
+    for item in &program.items {
+        let layer = item.layer.map_or(String::new(), |layer| format!(" layer={layer}"));
+        line(&mut text, format_args!("{} {:?}{layer}", item.name, item.kind));
+        for weight in &item.weights {
+            line(&mut text, format_args!("  weight {}", weight_text(program, &program.weights[weight.index()])));
+        }
+        for state in &item.states {
+            let state = &program.states[state.index()];
+            line(&mut text, format_args!("  state {} {}", state.name, state_text(&state.kind)));
+        }
+        let first = item.first_op as usize;
+        for op in &program.ops[first..first + item.op_count as usize] {
+            line(&mut text, format_args!("  {}", tables.op(&op.kind)));
+        }
+    }
+    text
+}
+
+pub(crate) fn line(text: &mut String, arguments: std::fmt::Arguments<'_>) {
+    // Writing to a String cannot fail.
+    let _ = writeln!(text, "{arguments}");
+}
+
+fn weight_text(program: &Program, weight: &Weight) -> String {
+    let tensor = &program.tensors[weight.tensor.index()];
+    let dims: Vec<String> = tensor.dims.iter().map(u64::to_string).collect();
+    let used = tensor.dims.iter().rposition(|&d| d != 1).map_or(1, |last| last + 1);
+    let ty = gguf::GgmlType::from_id(tensor.ggml_type);
+    let parts = match weight.parts.as_slice() {
+        [_] => String::new(),
+        parts => format!(" {}={}", axis_name(weight.axis), parts_text(parts)),
+    };
+    format!("{} {ty} {{{}}} {:?}{parts}", tensor.name, dims[..used].join(","), weight.role)
+}
+
+fn axis_name(axis: PartAxis) -> &'static str {
+    match axis {
+        PartAxis::Rows => "rows",
+        PartAxis::Cols => "cols",
+    }
+}
+
+fn parts_text(parts: &[Part]) -> String {
+    parts.iter().map(|part| format!("{}..{}", part.begin, part.end)).collect::<Vec<_>>().join("+")
+}
+
+fn state_text(kind: &StateKind) -> String {
+    match kind {
+        StateKind::Kv { k_cols, v_cols, window_tokens } => {
+            let window = window_tokens.map_or(String::new(), |tokens| format!(" window={tokens}"));
+            format!("kv k={k_cols} v={v_cols}{window}")
+        }
+        StateKind::Conv { channels, taps } => format!("conv channels={channels} taps={taps}"),
+        StateKind::Recurrent { value_heads, head_cols } => format!("recurrent heads={value_heads} cols={head_cols}"),
+    }
+}

@@ -1,0 +1,30 @@
+//! The verifier: every invariant of an artifact, checked when a plan is written and again when it is mapped.
+//!
+//! It trusts nothing: all indices and sums are checked before use, and every refusal names section and field. It says
+//! nothing of whether a plan is good. One file per group of invariants, each listing its own:
+//! `program.rs` (tables, items, single assignment), `shapes.rs` (operators against their operands).
+
+mod program;
+mod shapes;
+
+pub use program::{MAX_COLS, MAX_GROUPS, verify_program};
+
+use crate::error::Error;
+
+/// What is wrong with one field; the caller knows which.
+pub(super) type Problem = String;
+
+/// Fails with a formatted [`Problem`] unless the condition holds.
+macro_rules! ensure {
+    ($condition:expr, $($message:tt)+) => {
+        if !$condition {
+            return Err(format!($($message)+));
+        }
+    };
+}
+use ensure;
+
+/// Names the place of a problem.
+fn invalid(section: &'static str, field: String, problem: Problem) -> Error {
+    Error::Invalid { section, field, problem }
+}

@@ -1,0 +1,39 @@
+//! Lowering of the small reference models: each gives a verified program; texts of a plain and of an odd one are
+//! snapshots. What the programs compute is compared with reference logits by the runtime's tests.
+
+use gguf::Model;
+use plan_format::program::{ItemKind, OpKind, Program, WeightRole};
+use plan_format::text::program_text;
+use planner::arch::{self, LowerError};
+use planner::graph::graph_text;
+
+/// Reference models by name; the family stands in the file.
+const MODELS: &[&str] = &["llama", "llama-spm", "qwen2", "qwen3", "gemma3"];
+
+fn open(name: &str) -> Model {
+    Model::open(&fixtures::reference_dir().join(format!("tiny-{name}.gguf"))).unwrap()
+}
+
+fn lowered(name: &str) -> Program {
+    planner::lower_model(&open(name)).unwrap_or_else(|error| panic!("{name}: {error}"))
+}
+
+#[test]
+fn every_reference_model_lowers_to_a_verified_program() {
+    for name in MODELS {
+        let program = lowered(name);
+        let attention = program.items.iter().filter(|item| item.kind == ItemKind::Attention).count();
+        assert_eq!(attention, program.states.len(), "{name}");
+        assert_eq!(program, lowered(name), "{name}: lowering again gives something else");
+    }
+}
+
+#[test]
+fn llama_program_is_as_recorded() {
+    insta::assert_snapshot!(program_text(&lowered("llama-spm")));
+}
+
+#[test]
+fn gemma3_graph_is_as_recorded() {
+    insta::assert_snapshot!(graph_text(&arch::lower(&open("gemma3")).unwrap()));
+}
