@@ -4,6 +4,7 @@
 //! This crate does no I/O beyond bytes: it neither opens files nor reads clocks. It knows operators, not families.
 //! Start with [`program`], then [`schedule`], then [`artifact`] (everything one file holds) and [`container`].
 
+pub mod arena;
 pub mod costs;
 pub mod error;
 pub mod evaluate;

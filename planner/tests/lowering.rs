@@ -2,6 +2,7 @@
 //! snapshots. What the programs compute is compared with reference logits by the runtime's tests.
 
 use gguf::Model;
+use plan_format::arena::{Arena, RoundLimits};
 use plan_format::program::{ItemKind, OpKind, Program, WeightRole};
 use plan_format::text::program_text;
 use planner::arch::{self, LowerError};
@@ -36,4 +37,19 @@ fn llama_program_is_as_recorded() {
 #[test]
 fn gemma3_graph_is_as_recorded() {
     insta::assert_snapshot!(graph_text(&arch::lower(&open("gemma3")).unwrap()));
+}
+
+#[test]
+fn arenas_are_valid_and_near_their_floor() {
+    for name in MODELS {
+        let program = lowered(name);
+        for (ubatch_tokens, output_tokens) in [(1, 1), (7, 3), (512, 1), (512, 512)] {
+            let limits = RoundLimits { ubatch_tokens, output_tokens };
+            let arena = Arena::new(&program, limits);
+            arena.verify(&program).unwrap();
+            let floor = Arena::floor_bytes(&program, limits);
+            assert!(arena.size_bytes >= floor, "{name}");
+            assert!(arena.size_bytes * 10 <= floor * 11, "{name} {limits:?}: {} over {floor}", arena.size_bytes);
+        }
+    }
 }
