@@ -106,6 +106,15 @@ impl<'a> Output<'a> {
         Output { start: buffer.as_mut_ptr(), len: buffer.len(), stride, buffer: PhantomData }
     }
 
+    /// A view of `len` values from `start`, which are one token's results after the other.
+    ///
+    /// # Safety
+    /// - The values are valid for writes for `'a`.
+    /// - Nothing else touches the rows that a product writes while it does.
+    pub unsafe fn from_raw(start: *mut f32, len: usize, stride: usize) -> Output<'a> {
+        Output { start, len, stride, buffer: PhantomData }
+    }
+
     /// First element.
     pub(crate) fn start(&self) -> *mut f32 {
         self.start
