@@ -202,19 +202,23 @@ const MAX_STEADY_ROUNDS: u32 = 8;
 /// Two rounds whose transfers stand within this of each other are taken as equal.
 const STEADY_TOLERANCE_US: f64 = 1e-6;
 
-/// Plays rounds until the copy engine enters two rounds in the same state; else the mean of the later half.
+/// Plays rounds until the copy engine enters two rounds in the same state; else the mean of the later half. The first
+/// round, which follows no other, counts only when it is the only one.
 fn steady(engine: &mut Engine<'_>, rounds: u32) -> f64 {
-    let mut entry = engine.copy_state();
+    let mut entry = None;
     let mut sum_us = 0.0;
     for round in 0..rounds {
         let start_us = engine.round_start_us;
         engine.play_round();
         let duration_us = engine.round_start_us - start_us;
         let exit = engine.copy_state();
-        if exit.0 == entry.0 && (exit.1 - entry.1).abs() < STEADY_TOLERANCE_US || rounds == 1 {
+        let settled = entry.is_some_and(|(ahead, left_us): (usize, f64)| {
+            ahead == exit.0 && (left_us - exit.1).abs() < STEADY_TOLERANCE_US
+        });
+        if settled || rounds == 1 {
             return duration_us;
         }
-        entry = exit;
+        entry = Some(exit);
         if round >= rounds / 2 {
             sum_us += duration_us;
         }
