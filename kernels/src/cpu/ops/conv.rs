@@ -48,6 +48,7 @@ impl Kernel for Conv<'_> {
 
 impl Conv<'_> {
     /// All tokens of up to sixteen channels, the filter and the last inputs in registers.
+    #[expect(clippy::needless_range_loop, reason = "taps index several arrays in step")]
     #[inline(always)]
     fn run_channels<V: Simd>(&mut self, first: usize, count: usize) {
         let taps = self.filter.cols();

@@ -9,18 +9,24 @@
 //! the program's verifier excludes them, and operators panic on them. Not here: threads, memory, what a model is.
 
 pub mod attention;
+pub mod cases;
 pub mod conv;
 pub mod delta;
 pub mod elementwise;
 pub mod embed;
 pub mod experts;
+#[cfg(test)]
+mod known;
 pub mod kv;
 pub(crate) mod math;
 pub mod norm;
+pub mod oracle;
 pub mod rope;
 pub mod router;
 pub(crate) mod simd;
 pub mod softmax;
+#[cfg(test)]
+mod tests;
 pub mod view;
 
 pub use view::{View, ViewMut};

@@ -55,7 +55,7 @@ pub fn l2_norm(isa: Isa, x: View, norm: L2Norm, out: ViewMut) {
 #[track_caller]
 fn run_groups<F: Fn(f32) -> f32>(isa: Isa, x: View, group: usize, weight: Option<&[f32]>, rule: F, out: ViewMut) {
     assert_eq!((x.rows(), x.cols()), (out.rows(), out.cols()), "operand and result differ in shape");
-    assert!(group > 0 && x.cols() % group == 0, "{} columns are no multiple of groups of {group}", x.cols());
+    assert!(group > 0 && x.cols().is_multiple_of(group), "{} columns are no multiple of groups of {group}", x.cols());
     dispatch(isa, Groups { x, group, weight, rule, out });
 }
 

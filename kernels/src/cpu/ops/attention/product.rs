@@ -129,6 +129,7 @@ impl Block {
 
     /// # Safety
     /// As [`Block::run`], with R rows and N vectors.
+    #[expect(clippy::needless_range_loop, reason = "indices are counts of registers, all loops unroll")]
     #[inline(always)]
     unsafe fn fixed<V: Simd, const R: usize, const N: usize>(&self) {
         let mut sums = [[V::zero(); N]; R];
