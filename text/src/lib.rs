@@ -5,8 +5,14 @@
 //!
 //! **Invariant:** nothing here reads a file, a clock or the environment, and no input makes it panic.
 
+pub mod channels;
 pub mod error;
+pub mod sampler;
+pub mod stream;
 pub mod tokenizer;
 
+pub use channels::ChannelFormat;
 pub use error::TextError;
+pub use sampler::{SampleError, Sampled, Sampler, SamplerOptions};
+pub use stream::{Delta, EndTokens, Finish, Step, StreamOptions, TextStream};
 pub use tokenizer::{AddSpecial, ParseSpecial, RenderSpecial, TokenId, Tokenizer, VocabData};

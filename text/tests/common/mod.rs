@@ -4,7 +4,7 @@
 use std::path::PathBuf;
 
 use serde_json::Value;
-use text::{TokenId, Tokenizer};
+use text::{TokenId, Tokenizer, VocabData};
 
 /// The folder of reference data in the repository.
 pub fn reference_dir() -> PathBuf {
@@ -82,4 +82,49 @@ pub const TINY_MODELS: [&str; 12] = [
 /// The tiny model `name`.
 pub fn tiny(name: &str) -> PathBuf {
     reference_dir().join(format!("tiny-{name}.gguf"))
+}
+
+/// A byte-level vocabulary made by hand: the 256 bytes (as ids 0 to 255), then `words` with the merges that make them
+/// from left to right, then `markers` as control tokens.
+pub fn byte_vocabulary(pre: &str, words: &[&str], markers: &[&str]) -> VocabData {
+    let alphabet = |bytes: &[u8]| -> String { bytes.iter().map(|&byte| symbol(byte)).collect() };
+    let mut data = VocabData { model: "gpt2".into(), pre: Some(pre.into()), ..VocabData::default() };
+    data.tokens.extend((0..=255u8).map(|byte| alphabet(&[byte]).into_bytes()));
+    for word in words {
+        for end in 2..=word.len() {
+            let left = alphabet(&word.as_bytes()[..end - 1]);
+            let merge = format!("{left} {}", alphabet(&word.as_bytes()[end - 1..end])).into_bytes();
+            let text = alphabet(&word.as_bytes()[..end]).into_bytes();
+            if !data.tokens.contains(&text) {
+                data.tokens.push(text);
+                data.merges.push(merge);
+            }
+        }
+    }
+    if data.merges.is_empty() {
+        data.merges.push(b"\xC4\x80 \xC4\x80".to_vec()); // a merge of two NUL bytes, which no test text has
+    }
+    data.types = vec![1; data.tokens.len()];
+    data.tokens.extend(markers.iter().map(|marker| marker.as_bytes().to_vec()));
+    data.types.resize(data.tokens.len(), 3);
+    data
+}
+
+/// The published byte-level alphabet, by its definition: printable Latin-1 stands for itself, the rest is numbered.
+fn symbol(byte: u8) -> char {
+    let printable = |byte: u8| matches!(byte, 0x21..=0x7E | 0xA1..=0xAC | 0xAE..=0xFF);
+    match printable(byte) {
+        true => byte as char,
+        false => {
+            let number = (0..byte).filter(|&before| !printable(before)).count() as u32;
+            char::from_u32(256 + number).expect("a character")
+        }
+    }
+}
+
+/// The id of a token of a vocabulary by its text.
+#[track_caller]
+pub fn id_of(data: &VocabData, text: &str) -> TokenId {
+    let at = data.tokens.iter().position(|token| token == text.as_bytes());
+    TokenId(at.unwrap_or_else(|| panic!("no token {text:?}")) as u32)
 }
