@@ -4,6 +4,7 @@
 //! can force one. Each file holds one family of operators: the portable code is the oracle, `arch/` holds the
 //! vector code. Not here: threads; operators take the part of the work that one thread does.
 
+pub mod bounds;
 mod isa;
 pub mod matmul;
 pub mod ops;

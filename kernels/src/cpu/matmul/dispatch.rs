@@ -22,7 +22,10 @@ pub unsafe fn matmul(isa: Isa, product: &Product, panels: Range<usize>) -> Resul
     KernelError::check_size("the matrix", "panels", product.weights.panels(), panels.end)?;
     let rows = panels.start * PANEL_ROWS..product.weights.rows().min(panels.end * PANEL_ROWS);
     match isa.min(Isa::detect()) {
-        Isa::Scalar | Isa::Avx2 | Isa::Avx512 => matmul_scalar(product, rows, |token, row, value| {
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: `detect` found AVX-512; panels are checked; the caller owns their rows.
+        Isa::Avx512 => unsafe { crate::arch::x86_64::avx512::matmul::matmul(product, panels) },
+        _ => matmul_scalar(product, rows, |token, row, value| {
             // SAFETY: `Product::new` checked that the buffer holds every token's rows; the caller owns these.
             unsafe { product.out.start().add(token * product.out.stride() + row).write(value) }
         }),

@@ -18,6 +18,7 @@ mod dispatch;
 mod exact;
 mod matrix;
 mod scalar;
+mod source;
 #[cfg(test)]
 mod tests;
 
@@ -27,3 +28,4 @@ pub use dispatch::matmul;
 pub use exact::matmul_exact;
 pub use matrix::{Layout, Matrix, Output, Product};
 pub(crate) use matrix::{PLAIN_CHAINS, PLAIN_SEGMENT_COLS};
+pub(crate) use source::Source;
