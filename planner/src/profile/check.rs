@@ -1,0 +1,183 @@
+//! Reading a profile and refusing what cannot be true, by the name of the field.
+
+use super::{Curve, Gpu, Profile, SCHEMA_VERSION, SizeRate};
+
+/// Why a profile is refused.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+pub enum ProfileError {
+    /// Not the JSON of a profile.
+    #[error("the device profile is not readable: {0}; make a fresh one with `ats-plan profile`")]
+    Syntax(String),
+    /// A schema of another time.
+    #[error(
+        "the device profile has schema version {found}, this program reads {SCHEMA_VERSION}; \
+         make a fresh one with `ats-plan profile`"
+    )]
+    Version {
+        /// What the file says.
+        found: String,
+    },
+    /// A figure that cannot be true.
+    #[error("the device profile says {field} = {value}: {reason}")]
+    Absurd {
+        /// Path of the field.
+        field: String,
+        /// What it says.
+        value: String,
+        /// Why that cannot be.
+        reason: &'static str,
+    },
+}
+
+/// Parses and checks.
+pub(super) fn parse(text: &str) -> Result<Profile, ProfileError> {
+    let syntax = |error: serde_json::Error| ProfileError::Syntax(error.to_string());
+    // The version goes first: another version's fields must not read as errors of this one's.
+    let value: serde_json::Value = serde_json::from_str(text).map_err(syntax)?;
+    let version = value.get("schema_version");
+    if version.and_then(serde_json::Value::as_u64) != Some(u64::from(SCHEMA_VERSION)) {
+        let found = version.map_or("none".to_string(), ToString::to_string);
+        return Err(ProfileError::Version { found });
+    }
+    let profile: Profile = serde_json::from_str(text).map_err(syntax)?;
+    check(&profile)?;
+    Ok(profile)
+}
+
+fn absurd(field: impl Into<String>, value: impl ToString, reason: &'static str) -> ProfileError {
+    ProfileError::Absurd { field: field.into(), value: value.to_string(), reason }
+}
+
+/// Most that any link, memory or kernel of this decade moves.
+const MAX_GB_PER_S: f64 = 100_000.0;
+
+/// Longest fixed cost that is still one.
+const MAX_LATENCY_US: f64 = 1_000_000.0;
+
+fn rate(field: impl Into<String>, gb_per_s: f64) -> Result<(), ProfileError> {
+    if gb_per_s.is_finite() && gb_per_s > 0.0 && gb_per_s < MAX_GB_PER_S {
+        return Ok(());
+    }
+    Err(absurd(field, gb_per_s, "a rate is above 0 and below 100000 GB/s"))
+}
+
+fn check(profile: &Profile) -> Result<(), ProfileError> {
+    check_cpu(profile)?;
+    check_memory(profile)?;
+    check_latency(profile)?;
+    check_contention(profile)?;
+    if let Some(gpu) = &profile.gpu {
+        check_gpu(gpu)?;
+    }
+    profile.curves.iter().enumerate().try_for_each(|(index, curve)| check_curve(index, curve))?;
+    for (index, point) in profile.points.iter().enumerate() {
+        if !(point.time_us.is_finite() && point.time_us > 0.0) {
+            return Err(absurd(format!("points[{index}].time_us"), point.time_us, "a time is above 0"));
+        }
+    }
+    Ok(())
+}
+
+fn check_cpu(profile: &Profile) -> Result<(), ProfileError> {
+    let cores = profile.cpu.core_classes.iter().map(|class| u32::from(class.cores)).sum::<u32>();
+    if cores == 0 || cores > 1024 {
+        return Err(absurd("cpu.core_classes", cores, "a machine has 1 to 1024 cores"));
+    }
+    Ok(())
+}
+
+fn check_memory(profile: &Profile) -> Result<(), ProfileError> {
+    let memory = &profile.memory;
+    if memory.total_mib < 256 {
+        return Err(absurd("memory.total_mib", memory.total_mib, "a machine has at least 256 MiB"));
+    }
+    for (field, mib) in [("available_mib", memory.available_mib), ("pinned_limit_mib", memory.pinned_limit_mib)] {
+        if mib > memory.total_mib {
+            return Err(absurd(format!("memory.{field}"), mib, "it is more than memory.total_mib"));
+        }
+    }
+    rate("memory.read_gb_per_s", memory.read_gb_per_s)?;
+    rate("memory.storage_gb_per_s", memory.storage_gb_per_s)
+}
+
+fn check_latency(profile: &Profile) -> Result<(), ProfileError> {
+    let latency = &profile.latency;
+    let fields = [
+        ("cpu_op_us", latency.cpu_op_us),
+        ("gpu_op_us", latency.gpu_op_us),
+        ("to_gpu_us", latency.to_gpu_us),
+        ("to_cpu_us", latency.to_cpu_us),
+        ("blocking_switch_us", latency.blocking_switch_us),
+        ("round_gap_us", latency.round_gap_us),
+    ];
+    for (field, us) in fields {
+        if !(us.is_finite() && (0.0..MAX_LATENCY_US).contains(&us)) {
+            return Err(absurd(format!("latency.{field}"), us, "a latency is between 0 and 1 s"));
+        }
+    }
+    Ok(())
+}
+
+fn check_contention(profile: &Profile) -> Result<(), ProfileError> {
+    if profile.contention.is_empty() {
+        return Err(absurd("contention", "[]", "at least one team size is needed"));
+    }
+    let mut last = 0;
+    for (index, entry) in profile.contention.iter().enumerate() {
+        let field = |name: &str| format!("contention[{index}].{name}");
+        if entry.threads <= last {
+            return Err(absurd(field("threads"), entry.threads, "team sizes are above 0 and ascend"));
+        }
+        last = entry.threads;
+        rate(field("cpu_alone_gb_per_s"), entry.cpu_alone_gb_per_s)?;
+        rate(field("cpu_while_link_gb_per_s"), entry.cpu_while_link_gb_per_s)?;
+        rate(field("link_alone_gb_per_s"), entry.link_alone_gb_per_s)?;
+        rate(field("link_while_cpu_gb_per_s"), entry.link_while_cpu_gb_per_s)?;
+        // Noise may turn it round a little; more than that is a mix-up of fields.
+        if entry.cpu_while_link_gb_per_s > 1.1 * entry.cpu_alone_gb_per_s {
+            let value = entry.cpu_while_link_gb_per_s;
+            return Err(absurd(field("cpu_while_link_gb_per_s"), value, "the CPU reads faster while the link streams"));
+        }
+        if entry.link_while_cpu_gb_per_s > 1.1 * entry.link_alone_gb_per_s {
+            let value = entry.link_while_cpu_gb_per_s;
+            return Err(absurd(field("link_while_cpu_gb_per_s"), value, "the link is faster while the CPU reads"));
+        }
+    }
+    Ok(())
+}
+
+fn check_gpu(gpu: &Gpu) -> Result<(), ProfileError> {
+    if gpu.free_mib > gpu.memory_mib {
+        return Err(absurd("gpu.free_mib", gpu.free_mib, "it is more than gpu.memory_mib"));
+    }
+    if gpu.context_mib + gpu.kernels_mib > gpu.memory_mib {
+        return Err(absurd("gpu.context_mib", gpu.context_mib, "with kernels_mib it is more than gpu.memory_mib"));
+    }
+    rate("gpu.memory_gb_per_s", gpu.memory_gb_per_s)?;
+    rate("gpu.pageable_gb_per_s", gpu.pageable_gb_per_s)?;
+    rate("gpu.zero_copy_gb_per_s", gpu.zero_copy_gb_per_s)?;
+    check_sizes("gpu.host_to_device", &gpu.host_to_device)?;
+    check_sizes("gpu.device_to_host", &gpu.device_to_host)
+}
+
+fn check_sizes(field: &str, sizes: &[SizeRate]) -> Result<(), ProfileError> {
+    if sizes.is_empty() {
+        return Err(absurd(field, "[]", "at least one size is needed"));
+    }
+    if !sizes.windows(2).all(|pair| pair[0].size_kib < pair[1].size_kib) || sizes[0].size_kib == 0 {
+        return Err(absurd(format!("{field}[].size_kib"), "unordered", "sizes are above 0 and ascend"));
+    }
+    sizes.iter().enumerate().try_for_each(|(i, size)| rate(format!("{field}[{i}].gb_per_s"), size.gb_per_s))
+}
+
+fn check_curve(index: usize, curve: &Curve) -> Result<(), ProfileError> {
+    let field = |name: &str| format!("curves[{index}].{name}");
+    if curve.tokens.is_empty() || curve.tokens.len() != curve.gb_per_s.len() {
+        let lengths = format!("{} and {}", curve.tokens.len(), curve.gb_per_s.len());
+        return Err(absurd(field("tokens, gb_per_s"), lengths, "both have one entry per measurement"));
+    }
+    if curve.tokens[0] == 0 || !curve.tokens.windows(2).all(|pair| pair[0] < pair[1]) {
+        return Err(absurd(field("tokens"), format!("{:?}", curve.tokens), "tokens are above 0 and ascend"));
+    }
+    curve.gb_per_s.iter().try_for_each(|&value| rate(field("gb_per_s"), value))
+}

@@ -1,0 +1,131 @@
+//! Times from a profile: exact point, else interpolation between points of the same shape, else the curves, else a
+//! refusal that names what to measure. Nothing is guessed outside what was measured.
+
+use super::{Backend, Curve, Operator, Point, Profile, SizeRate};
+
+/// What a time is asked for.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Key<'a> {
+    /// Who.
+    pub backend: Backend,
+    /// What.
+    pub operator: Operator,
+    /// ggml type of the weights or the cache.
+    pub weight_type: &'a str,
+    /// Rows of the weight; 0 when the operator has no matrix.
+    pub rows: u64,
+    /// Columns of the weight.
+    pub columns: u64,
+    /// Bytes that the curves' rate applies to.
+    pub bytes: f64,
+    /// Tokens (see [`Operator`]); fractions arise from tokens spread over experts.
+    pub tokens: f64,
+    /// Team size; 0 for the GPU.
+    pub threads: u16,
+}
+
+/// A time that the profile does not have.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+#[error(
+    "the device profile `{profile}` has no time for {operator:?} {weight_type} on the {backend:?} with {tokens} tokens \
+     and {threads} threads; measure it with `ats-plan profile --model MODEL`"
+)]
+pub struct NotMeasured {
+    /// Name of the profile.
+    pub profile: String,
+    /// Who.
+    pub backend: Backend,
+    /// What.
+    pub operator: Operator,
+    /// ggml type.
+    pub weight_type: String,
+    /// Tokens.
+    pub tokens: f64,
+    /// Team size.
+    pub threads: u16,
+}
+
+impl Profile {
+    /// Time of an operator in microseconds, without the fixed cost per operator.
+    ///
+    /// # Errors
+    /// When neither points nor curves cover it.
+    pub fn time_us(&self, key: &Key<'_>) -> Result<f64, NotMeasured> {
+        if key.bytes <= 0.0 {
+            return Ok(0.0);
+        }
+        self.point_us(key).or_else(|| self.curve_us(key)).ok_or_else(|| NotMeasured {
+            profile: self.name.clone(),
+            backend: key.backend,
+            operator: key.operator,
+            weight_type: key.weight_type.to_string(),
+            tokens: key.tokens,
+            threads: key.threads,
+        })
+    }
+
+    /// From measured points of this shape, when they are exact or bracket the tokens.
+    fn point_us(&self, key: &Key<'_>) -> Option<f64> {
+        if key.rows == 0 || self.points.is_empty() {
+            return None;
+        }
+        let same_shape = |point: &&Point| {
+            (point.backend, point.operator) == (key.backend, key.operator)
+                && (point.rows, point.columns, point.threads) == (key.rows, key.columns, key.threads)
+                && point.weight_type == key.weight_type
+        };
+        let mut known: Vec<(f64, f64)> =
+            self.points.iter().filter(same_shape).map(|point| (f64::from(point.tokens), point.time_us)).collect();
+        known.sort_by(|a, b| a.0.total_cmp(&b.0));
+        interpolate(&known, key.tokens)
+    }
+
+    /// From the curves of the operator and type.
+    fn curve_us(&self, key: &Key<'_>) -> Option<f64> {
+        let same_kind = |curve: &&Curve| {
+            (curve.backend, curve.operator) == (key.backend, key.operator) && curve.weight_type == key.weight_type
+        };
+        let mut known: Vec<(f64, f64)> = Vec::new();
+        for curve in self.curves.iter().filter(same_kind) {
+            let rates: Vec<(f64, f64)> =
+                curve.tokens.iter().zip(&curve.gb_per_s).map(|(&tokens, &rate)| (f64::from(tokens), rate)).collect();
+            let gb_per_s = interpolate(&rates, key.tokens)?;
+            // Bytes over 10⁹ bytes per second is nanoseconds.
+            let time_us = key.bytes / gb_per_s / 1000.0;
+            if curve.threads == key.threads {
+                return Some(time_us);
+            }
+            known.push((f64::from(curve.threads), time_us));
+        }
+        known.sort_by(|a, b| a.0.total_cmp(&b.0));
+        if key.backend == Backend::Gpu { None } else { interpolate(&known, f64::from(key.threads)) }
+    }
+}
+
+/// Value at `x` between known (x, y), linear in the logarithms; `None` outside.
+fn interpolate(known: &[(f64, f64)], x: f64) -> Option<f64> {
+    let above = known.iter().position(|&(known_x, _)| known_x >= x)?;
+    let (high_x, high_y) = known[above];
+    if high_x == x {
+        return Some(high_y);
+    }
+    let (low_x, low_y) = *known.get(above.checked_sub(1)?)?;
+    let share = (x / low_x).ln() / (high_x / low_x).ln();
+    Some((low_y.ln() + share * (high_y / low_y).ln()).exp())
+}
+
+/// Microseconds to move `bytes`: between measured sizes by interpolation, below the smallest its time, above the
+/// largest its rate.
+pub(crate) fn transfer_us(sizes: &[SizeRate], bytes: u64) -> f64 {
+    if bytes == 0 {
+        return 0.0;
+    }
+    let time = |size: &SizeRate| (size.size_kib as f64 * 1024.0) / size.gb_per_s / 1000.0;
+    let (Some(first), Some(last)) = (sizes.first(), sizes.last()) else { return f64::INFINITY };
+    let bytes = bytes as f64;
+    let known: Vec<(f64, f64)> = sizes.iter().map(|size| (size.size_kib as f64 * 1024.0, time(size))).collect();
+    if bytes <= known[0].0 {
+        return time(first);
+    }
+    interpolate(&known, bytes).unwrap_or(bytes / last.gb_per_s / 1000.0)
+}

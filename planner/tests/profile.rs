@@ -1,0 +1,113 @@
+//! Device profiles: the committed files, look-up, and refusals by name.
+
+use planner::profile::machines::MACHINES;
+use planner::profile::{Backend, Key, Operator, Point, Profile, ProfileError, synthetic};
+use std::path::PathBuf;
+
+fn file(name: &str) -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../fixtures/devices").join(format!("{name}.json"))
+}
+
+fn laptop() -> Profile {
+    synthetic::profile(&MACHINES[0])
+}
+
+/// Set UPDATE_FIXTURES=1 to write the files anew.
+#[test]
+fn the_committed_profiles_are_those_of_the_table() {
+    for machine in MACHINES {
+        let text = synthetic::profile(machine).to_json();
+        let path = file(machine.name);
+        if std::env::var_os("UPDATE_FIXTURES").is_some() {
+            std::fs::write(&path, &text).unwrap();
+        }
+        let committed = std::fs::read_to_string(&path).unwrap_or_default();
+        assert!(committed == text, "{} is stale: run this test with UPDATE_FIXTURES=1", path.display());
+        assert_eq!(Profile::from_json(&committed).unwrap(), synthetic::profile(machine));
+    }
+}
+
+fn key<'a>(tokens: f64, threads: u16) -> Key<'a> {
+    let (backend, operator) = (Backend::Cpu, Operator::Matmul);
+    Key { backend, operator, weight_type: "Q4_K", rows: 4096, columns: 4096, bytes: 9_437_184.0, tokens, threads }
+}
+
+fn point(tokens: u32, time_us: f64) -> Point {
+    let (backend, operator, weight_type) = (Backend::Cpu, Operator::Matmul, "Q4_K".to_string());
+    Point { backend, operator, weight_type, rows: 4096, columns: 4096, tokens, threads: 8, time_us }
+}
+
+#[test]
+fn an_exact_point_goes_before_neighbours_and_those_before_curves() {
+    let mut profile = laptop();
+    let by_curve = profile.time_us(&key(2.0, 8)).unwrap();
+    profile.points = vec![point(1, 1000.0), point(4, 4000.0)];
+    assert_eq!(profile.time_us(&key(1.0, 8)).unwrap(), 1000.0);
+    // Halfway between the points on both logarithmic axes.
+    assert!((profile.time_us(&key(2.0, 8)).unwrap() - 2000.0).abs() < 1e-9);
+    assert_ne!(by_curve, 2000.0);
+    // Not bracketed: the curve answers.
+    assert_eq!(profile.time_us(&key(8.0, 8)).unwrap(), laptop().time_us(&key(8.0, 8)).unwrap());
+}
+
+#[test]
+fn times_rise_with_tokens_and_fall_with_threads() {
+    let profile = laptop();
+    let tokens = [1.0, 1.5, 2.0, 3.0, 7.0, 100.0, 512.0, 4096.0];
+    let by_tokens: Vec<f64> = tokens.map(|tokens| profile.time_us(&key(tokens, 8)).unwrap()).to_vec();
+    assert!(by_tokens.windows(2).all(|pair| pair[0] <= pair[1] * 1.001), "{by_tokens:?}");
+    let by_threads: Vec<f64> = (1..=8).map(|threads| profile.time_us(&key(1.0, threads)).unwrap()).collect();
+    assert!(by_threads.windows(2).all(|pair| pair[0] >= pair[1]), "{by_threads:?}");
+}
+
+#[test]
+fn what_was_not_measured_is_refused_by_name() {
+    let profile = laptop();
+    let unknown_type = Key { weight_type: "TQ2_0", ..key(1.0, 8) };
+    let cases = [
+        (unknown_type, "Matmul TQ2_0 on the Cpu with 1 tokens and 8 threads"),
+        (key(9999.0, 8), "Matmul Q4_K on the Cpu with 9999 tokens and 8 threads"),
+        (key(1.0, 64), "Matmul Q4_K on the Cpu with 1 tokens and 64 threads"),
+    ];
+    for (key, expected) in cases {
+        let message = profile.time_us(&key).unwrap_err().to_string();
+        assert!(message.contains(expected) && message.contains("ats-plan profile"), "{message}");
+    }
+}
+
+#[test]
+fn absurd_profiles_are_refused_by_the_name_of_the_field() {
+    type Change = fn(&mut Profile);
+    let cases: [(Change, &str); 12] = [
+        (|p| p.memory.total_mib = 0, "memory.total_mib = 0"),
+        (|p| p.memory.available_mib = 99_999_999, "memory.available_mib = 99999999"),
+        (|p| p.memory.read_gb_per_s = -1.0, "memory.read_gb_per_s = -1"),
+        (|p| p.cpu.core_classes.clear(), "cpu.core_classes = 0"),
+        (|p| p.latency.to_gpu_us = 1e9, "latency.to_gpu_us = 1000000000"),
+        (|p| p.contention.clear(), "contention = []"),
+        (|p| p.contention[1].threads = 1, "contention[1].threads = 1"),
+        (|p| p.contention[0].cpu_while_link_gb_per_s *= 9.0, "contention[0].cpu_while_link_gb_per_s"),
+        (|p| p.gpu.as_mut().unwrap().free_mib = 70_000, "gpu.free_mib = 70000"),
+        (|p| p.gpu.as_mut().unwrap().host_to_device.clear(), "gpu.host_to_device = []"),
+        (|p| p.curves[3].tokens.swap(0, 1), "curves[3].tokens"),
+        (|p| p.curves[0].gb_per_s[0] = 0.0, "curves[0].gb_per_s = 0"),
+    ];
+    for (change, expected) in cases {
+        let mut profile = laptop();
+        change(&mut profile);
+        let message = Profile::from_json(&profile.to_json()).unwrap_err().to_string();
+        assert!(message.contains(expected), "{message} should name {expected}");
+    }
+}
+
+#[test]
+fn other_versions_and_other_texts_are_refused() {
+    let text = laptop().to_json();
+    let newer = text.replace("\"schema_version\": 1", "\"schema_version\": 2, \"unheard_of\": 3");
+    assert_eq!(Profile::from_json(&newer), Err(ProfileError::Version { found: "2".into() }));
+    assert_eq!(Profile::from_json("{}"), Err(ProfileError::Version { found: "none".into() }));
+    assert!(matches!(Profile::from_json("{"), Err(ProfileError::Syntax(_))));
+    let missing = text.replacen("\"round_gap_us\"", "\"round_gap\"", 1);
+    let message = Profile::from_json(&missing).unwrap_err().to_string();
+    assert!(message.contains("round_gap"), "{message}");
+}
