@@ -57,8 +57,8 @@ pub const HEAD_COLS_MAX: usize = 256;
 
 /// Runs the tokens of one sequence, in order, for the value heads in `range`, and leaves the state after the last.
 ///
-/// `state` is \[range.len() · head_cols (value), head_cols (key)\] and `out` \[tokens, range.len() · head_cols\], of the
-/// heads in `range` only; the inputs are whole.
+/// `state` is \[range.len() · head_cols (value), head_cols (key)\] and `out` \[tokens, range.len() · head_cols\], of
+/// the heads in `range` only; the inputs are whole.
 ///
 /// # Panics
 /// When shapes differ or heads are larger than [`HEAD_COLS_MAX`].

@@ -14,7 +14,9 @@ pub(crate) const LANES: usize = 16;
 ///
 /// Methods may be called only inside [`Kernel::run`] as started by [`dispatch`]: the implementations use instructions
 /// that only there are known to exist. All are `#[inline(always)]` without target features, so that they become part
-/// of the caller that has the features.
+/// of the caller that has the features. Hence no closure may take, give or capture a vector (`array::from_fn` and
+/// iterator adaptors included): closures are functions of their own without the features, in which every operation
+/// becomes a call. Loops are right.
 pub(crate) trait Simd: Copy {
     /// Rows that the small matrix product keeps in registers together.
     const GEMM_ROWS: usize;

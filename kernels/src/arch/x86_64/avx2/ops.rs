@@ -1,4 +1,5 @@
-//! The sixteen lanes of the operators as two AVX2 registers. Next: `cpu/ops/simd.rs`, which says what each method means.
+//! The sixteen lanes of the operators as two AVX2 registers. Next: `cpu/ops/simd.rs`, which says what each method
+//! means.
 
 use crate::cpu::ops::simd::{Kernel, LANES, Simd};
 use half::f16;
@@ -159,42 +160,48 @@ impl Simd for Avx2 {
 
     #[inline(always)]
     fn transpose(rows: [Self; LANES]) -> [Self; LANES] {
+        let mut out = rows;
         // SAFETY: as in `halves!`.
         unsafe {
-            let upper_left = transpose_8x8(std::array::from_fn(|i| rows[i].0));
-            let upper_right = transpose_8x8(std::array::from_fn(|i| rows[i].1));
-            let lower_left = transpose_8x8(std::array::from_fn(|i| rows[i + 8].0));
-            let lower_right = transpose_8x8(std::array::from_fn(|i| rows[i + 8].1));
-            std::array::from_fn(|i| match i {
-                0..8 => Self(upper_left[i], lower_left[i]),
-                _ => Self(upper_right[i - 8], lower_right[i - 8]),
-            })
+            for (from, to) in [(0, 0), (8, 0), (0, 8), (8, 8)] {
+                let mut quarter = [rows[0].0; 8];
+                for i in 0..8 {
+                    quarter[i] = if to == 0 { rows[from + i].0 } else { rows[from + i].1 };
+                }
+                let quarter = transpose_8x8(quarter);
+                for i in 0..8 {
+                    *(if from == 0 { &mut out[to + i].0 } else { &mut out[to + i].1 }) = quarter[i];
+                }
+            }
         }
+        out
     }
 }
 
-/// Exchanges rows and columns.
+/// Exchanges rows and columns: pairs of rows, then of pairs, then the 128-bit halves. Loops with constant indices, not
+/// `array::from_fn`: closures would not be part of the caller and lack its instructions.
 ///
 /// # Safety
 /// - the machine has AVX2.
 #[inline(always)]
 unsafe fn transpose_8x8(r: [__m256; 8]) -> [__m256; 8] {
-    // SAFETY: the caller vouches for AVX2. Pairs of rows, then of pairs, then the 128-bit halves.
+    let (mut pair, mut quad, mut out) = (r, r, r);
+    // SAFETY: the caller vouches for AVX2.
     unsafe {
-        let pair: [__m256; 8] = std::array::from_fn(|i| match i % 2 {
-            0 => _mm256_unpacklo_ps(r[i], r[i + 1]),
-            _ => _mm256_unpackhi_ps(r[i - 1], r[i]),
-        });
-        let quad: [__m256; 8] = std::array::from_fn(|i| {
-            let base = i / 4 * 4 + i % 4 / 2;
-            match i % 2 {
-                0 => _mm256_shuffle_ps::<0x44>(pair[base], pair[base + 2]),
-                _ => _mm256_shuffle_ps::<0xEE>(pair[base], pair[base + 2]),
-            }
-        });
-        std::array::from_fn(|i| match i / 4 {
-            0 => _mm256_permute2f128_ps::<0x20>(quad[i], quad[i + 4]),
-            _ => _mm256_permute2f128_ps::<0x31>(quad[i - 4], quad[i]),
-        })
+        for i in (0..8).step_by(2) {
+            pair[i] = _mm256_unpacklo_ps(r[i], r[i + 1]);
+            pair[i + 1] = _mm256_unpackhi_ps(r[i], r[i + 1]);
+        }
+        for i in (0..8).step_by(4) {
+            quad[i] = _mm256_shuffle_ps::<0x44>(pair[i], pair[i + 2]);
+            quad[i + 1] = _mm256_shuffle_ps::<0xEE>(pair[i], pair[i + 2]);
+            quad[i + 2] = _mm256_shuffle_ps::<0x44>(pair[i + 1], pair[i + 3]);
+            quad[i + 3] = _mm256_shuffle_ps::<0xEE>(pair[i + 1], pair[i + 3]);
+        }
+        for i in 0..4 {
+            out[i] = _mm256_permute2f128_ps::<0x20>(quad[i], quad[i + 4]);
+            out[i + 4] = _mm256_permute2f128_ps::<0x31>(quad[i], quad[i + 4]);
+        }
     }
+    out
 }

@@ -137,41 +137,41 @@ impl Simd for Avx512 {
     }
 }
 
-/// Exchanges rows and columns: pairs of rows, quadruples, then 128-bit lanes twice.
+/// Exchanges rows and columns: pairs of rows, quadruples, then 128-bit lanes twice. Loops with constant indices, not
+/// `array::from_fn`: closures would not be part of the caller and lack its instructions.
 ///
 /// # Safety
 /// - the machine has AVX-512 F.
 #[inline(always)]
 unsafe fn transpose_16x16(r: [Avx512; LANES]) -> [Avx512; LANES] {
+    let (mut pair, mut quad, mut half, mut out) = ([r[0].0; 16], [r[0].0; 16], [r[0].0; 16], r);
     // SAFETY: the caller vouches for AVX-512 F.
     unsafe {
-        let pair: [__m512; 16] = std::array::from_fn(|i| match i % 2 {
-            0 => _mm512_unpacklo_ps(r[i].0, r[i + 1].0),
-            _ => _mm512_unpackhi_ps(r[i - 1].0, r[i].0),
-        });
+        for i in (0..16).step_by(2) {
+            pair[i] = _mm512_unpacklo_ps(r[i].0, r[i + 1].0);
+            pair[i + 1] = _mm512_unpackhi_ps(r[i].0, r[i + 1].0);
+        }
         // quad[4q + c] holds, in 128-bit lane l, column 4l + c of rows 4q..4q+4.
-        let quad: [__m512; 16] = std::array::from_fn(|i| {
-            let base = i / 4 * 4 + i % 4 / 2;
-            match i % 2 {
-                0 => _mm512_shuffle_ps::<0x44>(pair[base], pair[base + 2]),
-                _ => _mm512_shuffle_ps::<0xEE>(pair[base], pair[base + 2]),
-            }
-        });
+        for i in (0..16).step_by(4) {
+            quad[i] = _mm512_shuffle_ps::<0x44>(pair[i], pair[i + 2]);
+            quad[i + 1] = _mm512_shuffle_ps::<0xEE>(pair[i], pair[i + 2]);
+            quad[i + 2] = _mm512_shuffle_ps::<0x44>(pair[i + 1], pair[i + 3]);
+            quad[i + 3] = _mm512_shuffle_ps::<0xEE>(pair[i + 1], pair[i + 3]);
+        }
         // half[8h + 4e + c]: rows 8h..8h+8; lanes 0, 1 of both quads for e = 0, lanes 2, 3 for e = 1.
-        let half: [__m512; 16] = std::array::from_fn(|i| {
-            let (h, e, c) = (i / 8, i / 4 % 2, i % 4);
-            match e {
-                0 => _mm512_shuffle_f32x4::<0x44>(quad[8 * h + c], quad[8 * h + 4 + c]),
-                _ => _mm512_shuffle_f32x4::<0xEE>(quad[8 * h + c], quad[8 * h + 4 + c]),
+        for h in [0, 8] {
+            for c in 0..4 {
+                half[h + c] = _mm512_shuffle_f32x4::<0x44>(quad[h + c], quad[h + 4 + c]);
+                half[h + 4 + c] = _mm512_shuffle_f32x4::<0xEE>(quad[h + c], quad[h + 4 + c]);
             }
-        });
-        std::array::from_fn(|column| {
-            let (lane, c) = (column / 4, column % 4);
-            let (low, high) = (half[4 * (lane / 2) + c], half[8 + 4 * (lane / 2) + c]);
-            Avx512(match lane % 2 {
-                0 => _mm512_shuffle_f32x4::<0x88>(low, high),
-                _ => _mm512_shuffle_f32x4::<0xDD>(low, high),
-            })
-        })
+        }
+        for e in 0..2 {
+            for c in 0..4 {
+                let (low, high) = (half[4 * e + c], half[8 + 4 * e + c]);
+                out[8 * e + c] = Avx512(_mm512_shuffle_f32x4::<0x88>(low, high));
+                out[8 * e + 4 + c] = Avx512(_mm512_shuffle_f32x4::<0xDD>(low, high));
+            }
+        }
     }
+    out
 }

@@ -248,8 +248,8 @@ impl Kernel for Part<'_> {
 
 /// Joins the segments of one kv head in rising order and writes its heads' results.
 ///
-/// `partials` is \[segments · tokens · group, partial_cols\]: [`AttentionShape::segments`] of the tokens' positions, one
-/// after the other. `sinks` are those of the group's query heads; `out` is \[tokens, group · v_head_cols\]. May be
+/// `partials` is \[segments · tokens · group, partial_cols\]: [`AttentionShape::segments`] of the tokens' positions,
+/// one after the other. `sinks` are those of the group's query heads; `out` is \[tokens, group · v_head_cols\]. May be
 /// split by kv heads and, on both sides alike, by nothing else.
 ///
 /// # Panics

@@ -1,4 +1,4 @@
-//! A small matrix product in registers: C \[rows, cols\] = or += A \[rows, depth\] · B \[depth, cols\], all in L1 or L2.
+//! A small matrix product in registers: C = A · B or C += A · B with A \[rows, depth\], B \[depth, cols\], all in L1 or L2.
 //!
 //! Each element of C is one chain of fused multiply-adds over rising depth from its first value, however rows and
 //! columns are grouped in registers: its bits depend on its row of A and column of B alone. Rows of A are read as
@@ -133,33 +133,32 @@ impl Block {
     #[inline(always)]
     unsafe fn fixed<V: Simd, const R: usize, const N: usize>(&self) {
         let mut sums = [[V::zero(); N]; R];
-        // SAFETY: the caller vouches for R rows of N vectors at `c`.
-        let c = |r: usize, n: usize| unsafe { self.c.add(r * self.c_stride + n * LANES).cast::<[f32; LANES]>() };
-        if self.start == Start::Kept {
-            for r in 0..R {
-                for n in 0..N {
-                    // SAFETY: as above.
-                    sums[r][n] = V::load(unsafe { &*c(r, n) });
+        // SAFETY: the caller vouches for R rows of N vectors at `c`, exclusively, `depth` rows of N vectors at `b` and
+        // R rows of `depth` elements at `a`; no index below exceeds these.
+        unsafe {
+            if self.start == Start::Kept {
+                for r in 0..R {
+                    for n in 0..N {
+                        sums[r][n] = V::load(&*self.c.add(r * self.c_stride + n * LANES).cast());
+                    }
                 }
             }
-        }
-        for k in 0..self.depth {
-            // SAFETY: the caller vouches for `depth` rows of N vectors at `b`.
-            let b: [V; N] = std::array::from_fn(|n| unsafe {
-                V::load(&*self.b.add(k * self.b_stride + n * LANES).cast::<[f32; LANES]>())
-            });
-            for r in 0..R {
-                // SAFETY: the caller vouches for R rows of `depth` elements at `a`.
-                let a = V::splat(unsafe { *self.a.add(r * self.a_stride + k) });
+            for k in 0..self.depth {
+                let mut b = [V::zero(); N];
                 for n in 0..N {
-                    sums[r][n] = a.mul_add(b[n], sums[r][n]);
+                    b[n] = V::load(&*self.b.add(k * self.b_stride + n * LANES).cast());
+                }
+                for r in 0..R {
+                    let a = V::splat(*self.a.add(r * self.a_stride + k));
+                    for n in 0..N {
+                        sums[r][n] = a.mul_add(b[n], sums[r][n]);
+                    }
                 }
             }
-        }
-        for r in 0..R {
-            for n in 0..N {
-                // SAFETY: as above, and exclusive.
-                sums[r][n].store(unsafe { &mut *c(r, n) });
+            for r in 0..R {
+                for n in 0..N {
+                    sums[r][n].store(&mut *self.c.add(r * self.c_stride + n * LANES).cast());
+                }
             }
         }
     }

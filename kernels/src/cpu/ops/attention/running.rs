@@ -1,4 +1,4 @@
-//! Joining the partial results of segments, in rising order, and the sink at the end. Next: `tile.rs`, which makes them.
+//! Joining the partial results of segments, in rising order, and the sink at the end. `tile.rs` makes them.
 
 use crate::cpu::ops::math;
 use crate::cpu::ops::simd::{LANES, Simd};

@@ -11,6 +11,8 @@ use super::{AttentionInputs, AttentionShape, SEGMENT};
 use crate::cpu::ops::kv::{KV_BLOCK, KvView};
 use crate::cpu::ops::math;
 use crate::cpu::ops::simd::{LANES, Simd};
+use crate::cpu::ops::view::View;
+use half::f16;
 use std::ops::Range;
 
 /// 0, 1, 2 … as lanes.
@@ -148,14 +150,8 @@ impl Tile {
         let first_col = self.kv_head * cols;
         let groups = seen.start / LANES..seen.end.div_ceil(LANES);
         match inputs.k {
-            KvView::F16(k) => {
-                let row = |slot: usize| &k.row(first_slot + slot)[first_col..][..cols];
-                transpose_keys::<V, _>(&mut self.keys, cols, groups, |slot, col| load_f16::<V>(row(slot), col));
-            }
-            KvView::F32(k) => {
-                let row = |slot: usize| &k.row(first_slot + slot)[first_col..][..cols];
-                transpose_keys::<V, _>(&mut self.keys, cols, groups, |slot, col| load_f32::<V>(row(slot), col));
-            }
+            KvView::F16(k) => transpose_keys::<V, _>(&mut self.keys, block_of(k, first_slot, first_col, cols), groups),
+            KvView::F32(k) => transpose_keys::<V, _>(&mut self.keys, block_of(k, first_slot, first_col, cols), groups),
         }
         let rows = 0..self.rows();
         let scores = &mut self.scores[block * KV_BLOCK % SEGMENT..];
@@ -218,18 +214,11 @@ impl Tile {
             None => (inputs.k, shape.k_head_cols),
         };
         let first_col = self.kv_head * head_cols;
-        for slot in seen {
-            let to = self.values[slot * self.v_stride..][..self.v_stride].as_chunks_mut::<LANES>().0;
-            match view {
-                KvView::F16(v) => {
-                    let row = &v.row(first_slot + slot)[first_col..][..shape.v_head_cols];
-                    to.iter_mut().enumerate().for_each(|(i, to)| load_f16::<V>(row, i * LANES).store(to));
-                }
-                KvView::F32(v) => {
-                    let row = &v.row(first_slot + slot)[first_col..][..shape.v_head_cols];
-                    to.iter_mut().enumerate().for_each(|(i, to)| load_f32::<V>(row, i * LANES).store(to));
-                }
-            }
+        let cols = shape.v_head_cols;
+        let (to, stride) = (&mut self.values, self.v_stride);
+        match view {
+            KvView::F16(v) => convert_values::<V, _>(to, stride, block_of(v, first_slot, first_col, cols), seen),
+            KvView::F32(v) => convert_values::<V, _>(to, stride, block_of(v, first_slot, first_col, cols), seen),
         }
     }
 
@@ -291,14 +280,22 @@ fn within_block(range: &Range<usize>, block: usize) -> Range<usize> {
     part.start - first..part.end - first
 }
 
-/// keys\[col\]\[slot\] for the groups of sixteen slots in `groups`; `load(slot, col)` gives sixteen columns of a slot.
+/// One head's columns of the slots of a block.
+fn block_of<T>(view: View<T>, first_slot: usize, first_col: usize, cols: usize) -> View<T> {
+    view.row_range(first_slot..first_slot + KV_BLOCK).col_range(first_col..first_col + cols)
+}
+
+/// keys\[col\]\[slot\] for the groups of sixteen slots in `groups`.
 #[inline(always)]
-fn transpose_keys<V: Simd, F: Fn(usize, usize) -> V>(keys: &mut [f32], cols: usize, groups: Range<usize>, load: F) {
+fn transpose_keys<V: Simd, T: Element>(keys: &mut [f32], block: View<T>, groups: Range<usize>) {
     for group in groups {
-        for col in (0..cols).step_by(LANES) {
-            let rows: [V; LANES] = std::array::from_fn(|i| load(group * LANES + i, col));
+        for col in (0..block.cols()).step_by(LANES) {
+            let mut rows = [V::zero(); LANES];
+            for (i, row) in rows.iter_mut().enumerate() {
+                *row = load_at(block.row(group * LANES + i), col);
+            }
             let columns = V::transpose(rows);
-            for i in 0..LANES.min(cols - col) {
+            for i in 0..LANES.min(block.cols() - col) {
                 let to = &mut keys[(col + i) * KV_BLOCK + group * LANES..];
                 columns[i].store(to.first_chunk_mut().expect("a group has sixteen slots"));
             }
@@ -306,19 +303,54 @@ fn transpose_keys<V: Simd, F: Fn(usize, usize) -> V>(keys: &mut [f32], cols: usi
     }
 }
 
+/// values\[slot\]\[col\] for the slots in `seen`, columns beyond the block's are 0.
 #[inline(always)]
-fn load_f16<V: Simd>(row: &[half::f16], col: usize) -> V {
-    match row[col..].first_chunk() {
-        Some(whole) => V::load_f16(whole),
-        None => V::load_f16_part(&row[col..]),
+fn convert_values<V: Simd, T: Element>(values: &mut [f32], stride: usize, block: View<T>, seen: Range<usize>) {
+    for slot in seen {
+        let row = block.row(slot);
+        let to = values[slot * stride..][..stride].as_chunks_mut::<LANES>().0;
+        for (i, to) in to.iter_mut().enumerate() {
+            load_at::<V, T>(row, i * LANES).store(to);
+        }
     }
 }
 
+/// What a cache holds.
+trait Element: Copy {
+    fn load<V: Simd>(from: &[Self; LANES]) -> V;
+    fn load_part<V: Simd>(from: &[Self]) -> V;
+}
+
+impl Element for f16 {
+    #[inline(always)]
+    fn load<V: Simd>(from: &[f16; LANES]) -> V {
+        V::load_f16(from)
+    }
+
+    #[inline(always)]
+    fn load_part<V: Simd>(from: &[f16]) -> V {
+        V::load_f16_part(from)
+    }
+}
+
+impl Element for f32 {
+    #[inline(always)]
+    fn load<V: Simd>(from: &[f32; LANES]) -> V {
+        V::load(from)
+    }
+
+    #[inline(always)]
+    fn load_part<V: Simd>(from: &[f32]) -> V {
+        V::load_part(from)
+    }
+}
+
+/// Sixteen columns from `col`, or those that are left.
 #[inline(always)]
-fn load_f32<V: Simd>(row: &[f32], col: usize) -> V {
+fn load_at<V: Simd, T: Element>(row: &[T], col: usize) -> V {
     match row[col..].first_chunk() {
-        Some(whole) => V::load(whole),
-        None => V::load_part(&row[col..]),
+        Some(whole) => T::load(whole),
+        None => T::load_part(&row[col..]),
     }
 }
 
