@@ -5,6 +5,8 @@
 pub mod arch;
 pub mod graph;
 pub mod place;
+pub mod profile;
+pub mod simulate;
 pub mod transfer;
 
 pub use arch::lower_model;
