@@ -1,0 +1,135 @@
+//! Attention steps: how the work is divided among workers. With few tokens of one sequence and a long cache it is divided by
+//! kv heads and segments of the cache, and joined after a barrier; otherwise by kv heads and blocks of tokens.
+//! The bits are the same either way. Not here: the arithmetic (`kernels::cpu::ops::attention`).
+
+use super::prepare::FEW_TOKENS;
+use super::round::Span;
+use super::run::Context;
+use super::scratch::WorkerScratch;
+use super::shared::Place;
+use super::step::Attention;
+use crate::Error;
+use device::team::Worker;
+use kernels::cpu::ops::attention::{AttentionInputs, attention, attention_combine, attention_partial};
+use std::ops::Range;
+
+/// Tokens of a block when the work is divided by tokens.
+const BLOCK_TOKENS: usize = 32;
+
+impl<'a> Context<'a> {
+    /// Segments by which the round's only span is divided, if it is.
+    pub fn divided_segments(&self, step: &Attention) -> Option<Range<usize>> {
+        let [span] = self.round.spans else { return None };
+        if span.tokens.len() > FEW_TOKENS {
+            return None;
+        }
+        let segments = step.shape.segments(self.round.positions);
+        (segments.len() > 1).then_some(segments)
+    }
+
+    /// A worker's part of an attention step.
+    pub fn attention(&self, worker: &Worker, scratch: &mut WorkerScratch, step: &Attention) -> Result<(), Error> {
+        if let Some(segments) = self.divided_segments(step) {
+            return self.attention_by_segments(worker, scratch, step, segments);
+        }
+        for span in self.round.spans {
+            self.attention_by_tokens(worker, scratch, step, span)?;
+        }
+        Ok(())
+    }
+
+    fn inputs(&self, step: &Attention, span: &Span, tokens: Range<usize>) -> Result<AttentionInputs<'a>, Error> {
+        // SAFETY: queries and this round's keys and values were written before the last barrier.
+        let (q, kv) = unsafe { (self.memory.values.view(step.q, tokens.clone()), self.states.kv(step.cache)) };
+        let (k, v) = kv.ok_or(Error::Program { what: "an attention operator without a cache" })?;
+        Ok(AttentionInputs {
+            q,
+            positions: &self.round.positions[tokens],
+            k,
+            v,
+            block_table: self.states.block_table(step.cache, span.sequence),
+            sinks: step.sinks.map(|sinks| self.weights.small(sinks)),
+        })
+    }
+
+    /// Columns of the result that belong to kv head `head`.
+    fn head_place(&self, step: &Attention, head: usize) -> Place {
+        let cols = step.shape.group() * step.shape.v_head_cols;
+        step.out.col_range(head * cols..(head + 1) * cols)
+    }
+
+    fn attention_by_tokens(
+        &self,
+        worker: &Worker,
+        scratch: &mut WorkerScratch,
+        step: &Attention,
+        span: &Span,
+    ) -> Result<(), Error> {
+        let heads = step.shape.kv_heads;
+        let blocks = span.tokens.len().div_ceil(BLOCK_TOKENS);
+        let work = worker.begin_step();
+        while let Some(claimed) = worker.claim(work, (heads * blocks) as u32, 1) {
+            for unit in claimed {
+                // Late blocks see more of the cache: begin with them.
+                let (head, block) = (unit % heads, blocks - 1 - unit / heads);
+                let first = span.tokens.start + block * BLOCK_TOKENS;
+                let tokens = first..span.tokens.end.min(first + BLOCK_TOKENS);
+                let inputs = self.inputs(step, span, tokens.clone())?;
+                // SAFETY: each unit has its own tokens and columns; readers come after a barrier.
+                let out = unsafe { self.memory.values.view_mut(self.head_place(step, head), tokens) };
+                let scratch = &mut scratch.attention[step.scratch];
+                attention(self.isa, &step.shape, &inputs, head..head + 1, scratch, out);
+            }
+        }
+        Ok(())
+    }
+
+    /// Partial results of (head, segment) are rows of one matrix, segment by segment within a head.
+    fn partials(&self, step: &Attention, unit: Range<usize>) -> (Place, Range<usize>) {
+        let cols = step.shape.partial_cols();
+        let rows = self.round.tokens.len() * step.shape.group();
+        (Place { base_bytes: 0, offset_bytes: 0, stride: cols, cols }, unit.start * rows..unit.end * rows)
+    }
+
+    fn attention_by_segments(
+        &self,
+        worker: &Worker,
+        scratch: &mut WorkerScratch,
+        step: &Attention,
+        segments: Range<usize>,
+    ) -> Result<(), Error> {
+        let inputs = self.inputs(step, &self.round.spans[0], 0..self.round.tokens.len())?;
+        let work = worker.begin_step();
+        while let Some(claimed) = worker.claim(work, (step.shape.kv_heads * segments.len()) as u32, 1) {
+            for unit in claimed {
+                let (head, segment) = (unit / segments.len(), segments.start + unit % segments.len());
+                let (place, rows) = self.partials(step, unit..unit + 1);
+                // SAFETY: each unit has its own rows; readers come after a barrier.
+                let partials = unsafe { self.memory.partials.view_mut(place, rows) };
+                let scratch = &mut scratch.attention[step.scratch];
+                attention_partial(self.isa, &step.shape, &inputs, (head, segment), scratch, partials);
+            }
+        }
+        Ok(())
+    }
+
+    /// Joins what [`Self::attention`] left in pieces.
+    pub fn attention_join(&self, worker: &Worker, scratch: &mut WorkerScratch, step: &Attention) {
+        let Some(segments) = self.divided_segments(step) else { return };
+        let sinks = step.sinks.map(|sinks| self.weights.small(sinks));
+        let group = step.shape.group();
+        worker.for_blocks(step.shape.kv_heads as u32, 1, |heads| {
+            for head in heads {
+                let (place, rows) = self.partials(step, head * segments.len()..(head + 1) * segments.len());
+                // SAFETY: the pieces were written before a barrier; each head has columns of its own.
+                let (partials, out) = unsafe {
+                    let partials = self.memory.partials.view(place, rows);
+                    (partials, self.memory.values.view_mut(self.head_place(step, head), 0..self.round.tokens.len()))
+                };
+                let sinks = sinks.map(|sinks| &sinks[head * group..][..group]);
+                let scratch = &mut scratch.attention[step.scratch];
+                attention_combine(self.isa, &step.shape, partials, sinks, scratch, out);
+            }
+        });
+    }
+}

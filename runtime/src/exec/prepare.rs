@@ -1,0 +1,424 @@
+//! From a program to steps and memory, once at load: values become places, operators become one or several steps, and
+//! barriers are put where a worker could otherwise touch what another writes.
+//!
+//! Light steps in a row need no barrier among them: a row is always handled by the same worker. They do need one where the
+//! rows are other rows (tokens, outputs), or where a value lies over memory that an earlier step of the run used with
+//! another geometry. Not here: running (`run.rs`), where values lie (`plan_format::arena`). Next: `run.rs`.
+
+use super::barriers::place_barriers;
+use super::shared::{Place, Shared};
+use super::states::{KvType, StateLimits, States};
+use super::step::*;
+use super::weights::{Precision, WeightStore};
+use crate::Error;
+use kernels::cpu::matmul::act_row_bytes;
+use kernels::cpu::ops::attention::{AttentionShape, Mask, SEGMENT};
+use kernels::cpu::ops::delta::HeadMap;
+use kernels::cpu::ops::elementwise::{ColGroups, Glu, Temperature};
+use kernels::cpu::ops::rope::{RopePairing, RopeParams, RopeScaling, RopeTable};
+use kernels::cpu::ops::router::{RouterScore, RouterWeights};
+use kernels::quant::WeightType;
+use plan_format::arena::Arena;
+use plan_format::program::{self, OpKind, Program, Rows, View};
+use plan_format::{OpId, WeightId};
+
+/// Sizes that bound a run's memory.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    /// Longest sequence in tokens.
+    pub context_tokens: usize,
+    /// Number of sequences.
+    pub sequences: usize,
+    /// Cache elements.
+    pub kv_type: KvType,
+    /// How products are computed.
+    pub precision: Precision,
+}
+
+/// Everything a round needs besides the team.
+#[derive(Debug)]
+pub struct Prepared {
+    pub steps: Vec<Step>,
+    pub memory: Memory,
+    pub states: States,
+    pub ropes: Vec<RopeTable>,
+    pub shapes: Vec<AttentionShape>,
+    pub experts_max: usize,
+    pub logits: Place,
+}
+
+/// Regions that workers share.
+#[derive(Debug)]
+pub struct Memory {
+    /// Values of the program.
+    pub values: Shared,
+    /// Activations in block form, then in plain form.
+    pub acts: [Shared; 2],
+    /// Angles per rotary table.
+    pub trig: Vec<(Shared, Place)>,
+    /// Partial results of attention.
+    pub partials: Shared,
+    /// Order of (token, choice) pairs by expert: see `experts.rs`.
+    pub groups: Shared,
+    /// Expert results in that order.
+    pub grouped: Shared,
+}
+
+/// Tokens of a span up to which attention is divided by segments of the cache.
+pub const FEW_TOKENS: usize = 8;
+
+/// Resolves a verified program.
+pub fn prepare(program: &Program, arena: &Arena, weights: &WeightStore, limits: Limits) -> Result<Prepared, Error> {
+    let mut builder =
+        Builder { program, arena, weights, limits, steps: Vec::new(), shapes: Vec::new(), sizes: Sizes::default() };
+    for table in 0..program.ropes.len() {
+        builder.light(OpId(0), Rows::Tokens, Light::Trig { table });
+    }
+    for (index, op) in program.ops.iter().enumerate() {
+        builder.operator(OpId(index as u32), &op.kind)?;
+    }
+    let logits = program.values[program.logits.index()].cols;
+    let logits = builder.place(View { value: program.logits, first_col: 0, cols: logits });
+    let mut steps = builder.steps;
+    place_barriers(&mut steps, arena.limits);
+    let ubatch_tokens = arena.limits.ubatch_tokens as usize;
+    let ropes: Vec<RopeTable> = program.ropes.iter().map(|rope| rope_table(rope, weights)).collect();
+    let trig = ropes.iter().map(|table| {
+        let place = Place { base_bytes: 0, offset_bytes: 0, stride: table.cols(), cols: table.cols() };
+        (Shared::new(ubatch_tokens * table.cols() * 4), place)
+    });
+    let sizes = builder.sizes;
+    let memory = Memory {
+        values: Shared::new(arena.size_bytes as usize),
+        acts: sizes.acts.map(Shared::new),
+        trig: trig.collect(),
+        partials: Shared::new(sizes.partials),
+        groups: Shared::new(sizes.groups),
+        grouped: Shared::new(sizes.grouped),
+    };
+    let Limits { context_tokens, sequences, kv_type, .. } = limits;
+    let states = States::new(program, StateLimits { context_tokens, ubatch_tokens, sequences, kv_type });
+    Ok(Prepared { steps, memory, states, ropes, shapes: builder.shapes, experts_max: sizes.experts, logits })
+}
+
+/// Bytes of the regions that hold no values.
+#[derive(Default)]
+struct Sizes {
+    acts: [usize; 2],
+    partials: usize,
+    groups: usize,
+    grouped: usize,
+    experts: usize,
+}
+
+struct Builder<'a> {
+    program: &'a Program,
+    arena: &'a Arena,
+    weights: &'a WeightStore,
+    limits: Limits,
+    steps: Vec<Step>,
+    shapes: Vec<AttentionShape>,
+    sizes: Sizes,
+}
+
+impl Builder<'_> {
+    fn place(&self, view: View) -> Place {
+        let stride = self.program.values[view.value.index()].cols as usize;
+        let base_bytes = self.arena.offsets_bytes[view.value.index()] as usize;
+        let offset_bytes = base_bytes + view.first_col as usize * 4;
+        Place { base_bytes, offset_bytes, stride, cols: view.cols as usize }
+    }
+
+    fn rows_of(&self, view: View) -> Rows {
+        self.program.values[view.value.index()].rows
+    }
+
+    fn rows_max(&self, rows: Rows) -> usize {
+        match rows {
+            Rows::Tokens => self.arena.limits.ubatch_tokens as usize,
+            Rows::Outputs => self.arena.limits.output_tokens as usize,
+        }
+    }
+
+    fn push(&mut self, op: OpId, task: Task) {
+        self.steps.push(Step { op, task, barrier: true });
+    }
+
+    fn light(&mut self, op: OpId, rows: Rows, light: Light) {
+        self.push(op, Task::Light { rows, light });
+    }
+
+    fn operator(&mut self, op: OpId, kind: &OpKind) -> Result<(), Error> {
+        match kind {
+            OpKind::MatMul { x, parts } => self.mat_mul(op, *x, parts),
+            OpKind::HeadMatMul { x, heads, weight, out } => self.head_mat_mul(op, *x, *heads as usize, *weight, *out),
+            OpKind::ExpertMatMul { x, input, chosen, ids, parts } => {
+                self.expert_mat_mul(op, *x, *input, *chosen as usize, *ids, parts)
+            }
+            OpKind::Attention { q, cache, attention, out } => {
+                self.attention(op, *q, *cache, attention, *out);
+                Ok(())
+            }
+            OpKind::CausalConv { x, filter, state, out } => {
+                let program::StateKind::Conv { taps, .. } = self.program.states[state.index()].kind else {
+                    return Err(Error::Program { what: "a convolution without a convolution state" });
+                };
+                let (x, out) = (self.place(*x), self.place(*out));
+                self.push(op, Task::Conv { x, filter: *filter, state: *state, taps: taps as usize, out });
+                Ok(())
+            }
+            OpKind::DeltaNet { delta, out } => {
+                let delta = self.delta(delta, *out);
+                self.push(op, Task::Delta(Box::new(delta)));
+                Ok(())
+            }
+            other => {
+                if let OpKind::Router { router, .. } = other {
+                    self.sizes.experts = self.sizes.experts.max(router.experts as usize);
+                }
+                let (rows, light) = self.light_operator(other)?;
+                self.light(op, rows, light);
+                Ok(())
+            }
+        }
+    }
+
+    fn light_operator(&self, kind: &OpKind) -> Result<(Rows, Light), Error> {
+        let at = |view: &View| self.place(*view);
+        let light = match kind {
+            OpKind::Embed { table, scale, out } => Light::Embed { table: *table, scale: *scale, out: at(out) },
+            OpKind::SelectOutputs { x, out } => Light::Select { x: at(x), out: at(out) },
+            OpKind::RmsNorm { x, group, weight, eps, out } => {
+                Light::RmsNorm { x: at(x), group: *group as usize, weight: *weight, eps: *eps, out: at(out) }
+            }
+            OpKind::L2Norm { x, group, eps, scale, out } => {
+                Light::L2Norm { x: at(x), group: *group as usize, eps: *eps, scale: *scale, out: at(out) }
+            }
+            OpKind::Add { a, b, out } => Light::Add { a: at(a), b: at(b), out: at(out) },
+            OpKind::Glu { gate, up, activation, out } => {
+                Light::Glu { gate: at(gate), up: at(up), activation: glu(*activation), out: at(out) }
+            }
+            OpKind::SigmoidGate { x, gate, out } => Light::SigmoidGate { x: at(x), gate: at(gate), out: at(out) },
+            OpKind::CopyCols { x, x_stride, out, out_stride, width, groups } => {
+                let [x_stride, out_stride, width, groups] =
+                    [*x_stride, *out_stride, *width, *groups].map(|n| n as usize);
+                Light::CopyCols { x: at(x), out: at(out), groups: ColGroups { x_stride, out_stride, width, groups } }
+            }
+            OpKind::Rope { x, head_cols, rope, out, .. } => {
+                let pairing = pairing(self.program.ropes[rope.index()].pairing);
+                let (x, out, head_cols) = (at(x), at(out), *head_cols as usize);
+                Light::Rope { x, table: rope.index(), pairing, head_cols, out }
+            }
+            OpKind::PositionScale { x, period_tokens, factor, out } => {
+                let temperature = Temperature { period_tokens: *period_tokens, factor: *factor };
+                Light::PositionScale { x: at(x), temperature, out: at(out) }
+            }
+            OpKind::StoreKv { k, v, cache } => Light::StoreKv { k: at(k), v: v.as_ref().map(at), cache: *cache },
+            OpKind::Softcap { x, cap, out } => Light::Softcap { x: at(x), cap: *cap, out: at(out) },
+            OpKind::Router { logits, select_bias, router, ids, weights } => {
+                let (logits, ids, weights) = (at(logits), at(ids), at(weights));
+                Light::Router { logits, bias: *select_bias, router: router_rule(router), ids, weights }
+            }
+            OpKind::ExpertScale { x, weights, out } => {
+                Light::ExpertScale { x: at(x), weights: at(weights), out: at(out) }
+            }
+            OpKind::ExpertSum { x, chosen, weights, out } => {
+                let (x, weights, out) = (at(x), weights.as_ref().map(at), at(out));
+                Light::ExpertSum { x, chosen: *chosen as usize, weights, out }
+            }
+            OpKind::Reduce { partials, out } => {
+                Light::Reduce { partials: partials.iter().map(at).collect(), out: at(out) }
+            }
+            _ => return Err(Error::Program { what: "an operator that is not row-wise among the row-wise ones" }),
+        };
+        let written = kind.writes().next().map(|columns| columns.value);
+        let rows = written.map_or(Rows::Tokens, |value| self.program.values[value.index()].rows);
+        Ok((rows, light))
+    }
+
+    fn form(&self, weight: WeightId) -> ActForm {
+        match self.limits.precision {
+            Precision::Fast if !self.weights.ty(weight).is_plain() => ActForm::Blocks,
+            _ => ActForm::Plain,
+        }
+    }
+
+    fn part(&self, part: &program::MatMulPart) -> Part {
+        Part { weight: part.weight, bias: part.bias, form: self.form(part.weight), out: self.place(part.out) }
+    }
+
+    /// Makes room for `rows` activations of `cols` columns.
+    fn reserve_acts(&mut self, form: ActForm, rows: usize, cols: usize) -> Result<(), Error> {
+        let region = &mut self.sizes.acts[form as usize];
+        *region = (*region).max(rows * act_bytes(form, cols)?);
+        Ok(())
+    }
+
+    fn mat_mul(&mut self, op: OpId, x: View, parts: &[program::MatMulPart]) -> Result<(), Error> {
+        let parts: Vec<Part> = parts.iter().map(|part| self.part(part)).collect();
+        let (rows, place) = (self.rows_of(x), self.place(x));
+        for form in [ActForm::Blocks, ActForm::Plain] {
+            if parts.iter().any(|part| part.form == form) {
+                self.reserve_acts(form, self.rows_max(rows), place.cols)?;
+                self.light(op, rows, Light::Prepare { x: place, form, heads: 1 });
+            }
+        }
+        self.push(op, Task::Product { rows, parts });
+        Ok(())
+    }
+
+    fn head_mat_mul(&mut self, op: OpId, x: View, heads: usize, weight: WeightId, out: View) -> Result<(), Error> {
+        let form = self.form(weight);
+        let x = self.place(x);
+        self.reserve_acts(form, self.rows_max(Rows::Tokens) * heads, x.cols / heads)?;
+        self.light(op, Rows::Tokens, Light::Prepare { x, form, heads });
+        let part = Part { weight, bias: None, form, out: self.place(out) };
+        self.push(op, Task::HeadProduct { heads, part });
+        Ok(())
+    }
+
+    fn expert_mat_mul(
+        &mut self,
+        op: OpId,
+        x: View,
+        input: program::ExpertInput,
+        chosen: usize,
+        ids: View,
+        parts: &[program::MatMulPart],
+    ) -> Result<(), Error> {
+        let pairs = self.rows_max(Rows::Tokens) * chosen;
+        let experts = parts.first().map_or(0, |part| self.stack(part.weight));
+        self.sizes.groups = self.sizes.groups.max(super::experts::groups_bytes(pairs, experts));
+        let (x, ids) = (self.place(x), self.place(ids));
+        self.push(op, Task::GroupExperts { ids, experts });
+        let input = match input {
+            program::ExpertInput::Shared => ExpertRows::Shared,
+            program::ExpertInput::PerExpert => ExpertRows::PerExpert,
+        };
+        for part in parts {
+            let part = self.part(part);
+            let (rows, cols) = self.weights.dims(part.weight);
+            self.reserve_acts(part.form, pairs, cols)?;
+            self.sizes.grouped = self.sizes.grouped.max(pairs * rows * 4);
+            self.push(op, Task::PrepareExperts { x, chosen, experts, input, form: part.form, cols });
+            self.push(op, Task::ExpertProduct { chosen, experts, part });
+            self.push(op, Task::ScatterExperts { chosen, experts, out: part.out });
+        }
+        Ok(())
+    }
+
+    fn stack(&self, weight: WeightId) -> usize {
+        let tensor = self.program.weights[weight.index()].tensor;
+        self.program.tensors[tensor.index()].dims[2] as usize
+    }
+
+    fn attention(&mut self, op: OpId, q: View, cache: plan_format::StateId, attention: &program::Attention, out: View) {
+        let shape = attention_shape(attention);
+        let known = self.shapes.iter().position(|known| *known == shape);
+        let scratch = known.unwrap_or_else(|| {
+            self.shapes.push(shape);
+            self.shapes.len() - 1
+        });
+        let segments = self.limits.context_tokens.div_ceil(SEGMENT);
+        let rows = shape.kv_heads * segments * FEW_TOKENS.min(self.rows_max(Rows::Tokens)) * shape.group();
+        self.sizes.partials = self.sizes.partials.max(rows * shape.partial_cols() * 4);
+        let (q, out) = (self.place(q), self.place(out));
+        let step = Attention { q, cache, shape, scratch, sinks: attention.sinks, out };
+        self.push(op, Task::Attention(step));
+        self.push(op, Task::AttentionJoin(step));
+    }
+
+    fn delta(&self, delta: &program::DeltaNet, out: View) -> Delta {
+        let heads = match delta.heads {
+            program::HeadMap::Grouped => HeadMap::Grouped,
+            program::HeadMap::Tiled => HeadMap::Tiled,
+        };
+        Delta {
+            q: self.place(delta.q),
+            k: self.place(delta.k),
+            v: self.place(delta.v),
+            b: self.place(delta.b),
+            alpha: self.place(delta.alpha),
+            a: delta.a,
+            dt: delta.dt,
+            key_heads: delta.key_heads as usize,
+            value_heads: delta.value_heads as usize,
+            head_cols: delta.head_cols as usize,
+            heads,
+            state: delta.state,
+            out: self.place(out),
+        }
+    }
+}
+
+/// Bytes of a prepared activation row.
+pub fn act_bytes(form: ActForm, cols: usize) -> Result<usize, Error> {
+    let ty = match form {
+        ActForm::Blocks => WeightType::Q8_0,
+        ActForm::Plain => WeightType::F32,
+    };
+    Ok(act_row_bytes(ty, cols)?)
+}
+
+fn rope_table(rope: &program::Rope, weights: &WeightStore) -> RopeTable {
+    let scaling = match rope.scaling {
+        program::RopeScaling::None => RopeScaling::None,
+        program::RopeScaling::Linear { factor } => RopeScaling::Linear { factor },
+        program::RopeScaling::Yarn { factor, original_context_tokens } => {
+            RopeScaling::Yarn { factor, original_context_tokens }
+        }
+    };
+    RopeTable::new(RopeParams {
+        n_rot: rope.n_rot as usize,
+        base: rope.base,
+        scaling,
+        magnitude: rope.magnitude,
+        factors: rope.factors.map(|factors| weights.small(factors)),
+    })
+}
+
+fn pairing(pairing: program::RopePairing) -> RopePairing {
+    match pairing {
+        program::RopePairing::Norm => RopePairing::Norm,
+        program::RopePairing::Neox => RopePairing::Neox,
+    }
+}
+
+fn glu(activation: program::GluActivation) -> Glu {
+    match activation {
+        program::GluActivation::Silu => Glu::Silu,
+        program::GluActivation::GeluTanh => Glu::GeluTanh,
+        program::GluActivation::ClampedSwish { alpha, limit } => Glu::ClampedSwish { alpha, limit },
+    }
+}
+
+fn router_rule(router: &program::Router) -> RouterRule {
+    let score = match router.score {
+        program::RouterScore::Softmax => RouterScore::Softmax,
+        program::RouterScore::Sigmoid => RouterScore::Sigmoid,
+        program::RouterScore::Logit => RouterScore::Logit,
+    };
+    let weights = match router.weights {
+        program::RouterWeights::Score => RouterWeights::Score,
+        program::RouterWeights::ScoreNormalised => RouterWeights::ScoreNormalised,
+        program::RouterWeights::SoftmaxOfChosen => RouterWeights::SoftmaxOfChosen,
+    };
+    RouterRule { chosen: router.chosen as usize, score, weights, scale: router.scale }
+}
+
+fn attention_shape(attention: &program::Attention) -> AttentionShape {
+    let mask = match attention.mask {
+        program::Mask::Causal => Mask::Causal,
+        program::Mask::Window { tokens } => Mask::Window { tokens },
+        program::Mask::Chunk { tokens } => Mask::Chunk { tokens },
+    };
+    AttentionShape {
+        q_heads: attention.q_heads as usize,
+        kv_heads: attention.kv_heads as usize,
+        k_head_cols: attention.k_head_cols as usize,
+        v_head_cols: attention.v_head_cols as usize,
+        scale: attention.scale,
+        softcap: None,
+        mask,
+    }
+}

@@ -1,0 +1,150 @@
+//! Products with weights, divided by panels of 16 rows that workers claim.
+//! Not here: experts (`experts.rs`), the arithmetic (`kernels::cpu::matmul`).
+
+use super::prepare::act_bytes;
+use super::run::Context;
+use super::shared::Place;
+use super::step::Part;
+use super::weights::Precision;
+use crate::Error;
+use device::team::Worker;
+use kernels::cpu::matmul::{Matrix, Product, matmul, matmul_exact};
+use std::ops::Range;
+
+/// Rows of a panel.
+const PANEL_ROWS: usize = 16;
+
+/// How long a claimed block of panels should take at most, in nanoseconds.
+const BLOCK_NS: usize = 50_000;
+
+/// Weight bytes and multiply-adds that one thread is assumed to manage in a nanosecond: only for the size of blocks.
+const BYTES_PER_NS: usize = 8;
+const MACS_PER_NS: usize = 100;
+
+/// Blocks per worker, so that a late worker costs little.
+const BLOCKS_PER_WORKER: usize = 4;
+
+/// One matrix, its activations and where the results go.
+pub struct Operands<'a> {
+    pub matrix: Matrix<'a>,
+    pub bias: Option<&'a [f32]>,
+    pub acts: &'a [u8],
+    pub tokens: usize,
+    pub place: Place,
+    /// Rows of `place`.
+    pub rows: Range<usize>,
+}
+
+/// Panels to claim at once so that a block takes at most [`BLOCK_NS`] and workers end together.
+pub fn grain(matrix: &Matrix, tokens: usize, panels: usize, workers: usize) -> u32 {
+    let bytes = matrix.bytes().len() / matrix.panels().max(1);
+    let panel_ns = (bytes / BYTES_PER_NS).max(PANEL_ROWS * matrix.cols() * tokens / MACS_PER_NS).max(1);
+    let fair = panels / (workers * BLOCKS_PER_WORKER);
+    (BLOCK_NS / panel_ns).min(fair).max(1) as u32
+}
+
+impl<'a> Context<'a> {
+    /// Computes some panels of a product.
+    pub fn multiply(&self, operands: &Operands<'_>, panels: Range<usize>) -> Result<(), Error> {
+        let Operands { matrix, bias, acts, tokens, place, .. } = operands;
+        // SAFETY: workers claim disjoint panels, so they write disjoint columns; readers come after a barrier.
+        let output = |memory: &'a super::shared::Shared| unsafe { memory.output(*place, operands.rows.clone()) };
+        let output = output(&self.memory.values);
+        self.multiply_into(matrix, *bias, acts, *tokens, panels, output)
+    }
+
+    /// The same into any output.
+    pub fn multiply_into(
+        &self,
+        matrix: &Matrix,
+        bias: Option<&[f32]>,
+        acts: &[u8],
+        tokens: usize,
+        panels: Range<usize>,
+        output: kernels::cpu::matmul::Output<'_>,
+    ) -> Result<(), Error> {
+        match self.precision {
+            Precision::Fast => {
+                let mut product = Product::new(*matrix, acts, tokens, output)?;
+                if let Some(bias) = bias {
+                    product = product.with_bias(bias)?;
+                }
+                // SAFETY: as `multiply`.
+                unsafe { matmul(self.isa, &product, panels)? };
+            }
+            Precision::Exact => {
+                let rows = panels.start * PANEL_ROWS..matrix.rows().min(panels.end * PANEL_ROWS);
+                let x = bytemuck::cast_slice(acts);
+                // SAFETY: as `multiply`.
+                unsafe { matmul_exact(matrix, x, tokens, bias, rows, output)? };
+            }
+        }
+        Ok(())
+    }
+
+    /// Prepared activations from row `first` on.
+    pub fn acts(&self, part: &Part, first: usize, rows: usize, cols: usize) -> Result<&'a [u8], Error> {
+        let bytes = act_bytes(part.form, cols)?;
+        // SAFETY: written before the last barrier, not again before the next.
+        Ok(unsafe { self.memory.acts[part.form as usize].slice(first * bytes, rows * bytes) })
+    }
+
+    /// A fused group of products with one input.
+    pub fn product(&self, worker: &Worker, parts: &[Part], tokens: usize) -> Result<(), Error> {
+        if tokens == 0 {
+            return Ok(());
+        }
+        let panels_of = |part: &Part| self.weights.dims(part.weight).0.div_ceil(PANEL_ROWS);
+        let total: usize = parts.iter().map(panels_of).sum();
+        let Some(first) = parts.first() else { return Ok(()) };
+        let grain = grain(&self.weights.matrix(first.weight, 0)?, tokens, total, worker.count());
+        let step = worker.begin_step();
+        while let Some(claimed) = worker.claim(step, total as u32, grain) {
+            let mut start = 0;
+            for part in parts {
+                let end = start + panels_of(part);
+                let panels = claimed.start.max(start)..claimed.end.min(end);
+                if panels.start < panels.end {
+                    self.multiply(&self.operands(part, tokens)?, panels.start - start..panels.end - start)?;
+                }
+                start = end;
+            }
+        }
+        Ok(())
+    }
+
+    fn operands(&self, part: &Part, tokens: usize) -> Result<Operands<'a>, Error> {
+        let matrix = self.weights.matrix(part.weight, 0)?;
+        Ok(Operands {
+            matrix,
+            bias: part.bias.map(|bias| self.weights.small(bias)),
+            acts: self.acts(part, 0, tokens, matrix.cols())?,
+            tokens,
+            place: part.out,
+            rows: 0..tokens,
+        })
+    }
+
+    /// One product per head, on activations prepared head by head.
+    pub fn head_product(&self, worker: &Worker, heads: usize, part: &Part, tokens: usize) -> Result<(), Error> {
+        let (rows, cols) = self.weights.dims(part.weight);
+        let panels = rows.div_ceil(PANEL_ROWS);
+        let grain = grain(&self.weights.matrix(part.weight, 0)?, tokens, panels * heads, worker.count());
+        let step = worker.begin_step();
+        while let Some(claimed) = worker.claim(step, (panels * heads) as u32, grain) {
+            for unit in claimed {
+                let (head, panel) = (unit / panels, unit % panels);
+                let operands = Operands {
+                    matrix: self.weights.matrix(part.weight, head)?,
+                    bias: None,
+                    acts: self.acts(part, head * tokens, tokens, cols)?,
+                    tokens,
+                    place: part.out.col_range(head * rows..(head + 1) * rows),
+                    rows: 0..tokens,
+                };
+                self.multiply(&operands, panel..panel + 1)?;
+            }
+        }
+        Ok(())
+    }
+}

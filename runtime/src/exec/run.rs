@@ -1,0 +1,264 @@
+//! A round: every worker walks the steps, claims its part of each, and meets the others at barriers.
+//! Not here: how steps are made (`prepare.rs`) and what each does (`light.rs`, `product.rs`, `attention.rs`, `experts.rs`).
+
+use super::light::Rows;
+use super::prepare::{Limits, Memory, Prepared, prepare};
+use super::round::Round;
+use super::scratch::WorkerScratch;
+use super::states::{StateSnapshot, States};
+use super::step::{Delta, Step, Task};
+use super::weights::{Precision, WeightStore};
+use crate::Error;
+use device::team::{Team, Worker};
+use kernels::cpu::Isa;
+use kernels::cpu::ops::View;
+use kernels::cpu::ops::conv::causal_conv_silu;
+use kernels::cpu::ops::delta::{DeltaInputs, DeltaShape, delta_net};
+use kernels::cpu::ops::rope::RopeTable;
+use plan_format::arena::{Arena, RoundLimits};
+use plan_format::program::{self, Program};
+use std::ops::Range;
+use std::sync::Mutex;
+
+/// Channels of a convolution that a worker claims at once.
+const CONV_CHANNELS: usize = 256;
+
+/// A program ready to run, with its memory, states and team.
+pub struct Executor {
+    weights: WeightStore,
+    prepared: Prepared,
+    scratch: Vec<Mutex<WorkerScratch>>,
+    team: Team,
+    isa: Isa,
+    limits: Limits,
+    round_limits: RoundLimits,
+    vocab: usize,
+}
+
+/// What all workers of a round read.
+pub struct Context<'a> {
+    pub round: &'a Round<'a>,
+    pub memory: &'a Memory,
+    pub states: &'a States,
+    pub weights: &'a WeightStore,
+    pub ropes: &'a [RopeTable],
+    pub isa: Isa,
+    pub precision: Precision,
+}
+
+impl Executor {
+    /// Prepares a verified program. All memory is taken here.
+    pub fn new(
+        program: &Program,
+        arena: &Arena,
+        weights: WeightStore,
+        limits: Limits,
+        (team, isa): (Team, Isa),
+    ) -> Result<Self, Error> {
+        let prepared = prepare(program, arena, &weights, limits)?;
+        let tokens = arena.limits.ubatch_tokens as usize;
+        let scratch = || Mutex::new(WorkerScratch::new(&prepared.shapes, prepared.experts_max, tokens));
+        let scratch = (0..team.threads()).map(|_| scratch()).collect();
+        let vocab = program.vocab as usize;
+        Ok(Self { weights, scratch, team, isa, limits, round_limits: arena.limits, vocab, prepared })
+    }
+
+    /// Runs a round and returns its logits \[outputs, vocab\].
+    /// Errors: a round beyond the limits, a worker's fault.
+    pub fn run(&mut self, round: &Round) -> Result<View<'_>, Error> {
+        self.check(round)?;
+        let context = Context {
+            round,
+            memory: &self.prepared.memory,
+            states: &self.prepared.states,
+            weights: &self.weights,
+            ropes: &self.prepared.ropes,
+            isa: self.isa,
+            precision: self.limits.precision,
+        };
+        let (steps, scratch) = (&self.prepared.steps, &self.scratch);
+        let failure: Mutex<Option<Error>> = Mutex::new(None);
+        self.team.run(|worker| {
+            let mut scratch = lock(&scratch[worker.index()]);
+            for step in steps {
+                if let Err(error) = context.step(worker, &mut scratch, step) {
+                    lock(&failure).get_or_insert(error);
+                }
+            }
+        })?;
+        if let Some(error) = lock(&failure).take() {
+            return Err(error);
+        }
+        // SAFETY: the round is over, and the next needs `&mut self`.
+        Ok(unsafe { self.prepared.memory.values.view(self.prepared.logits, 0..round.outputs.len()) })
+    }
+
+    fn check(&self, round: &Round) -> Result<(), Error> {
+        let (tokens, limits) = (round.tokens.len(), self.round_limits);
+        let fits = tokens <= limits.ubatch_tokens as usize && round.outputs.len() <= limits.output_tokens as usize;
+        let positions = round.positions.iter().all(|&position| (position as usize) < self.limits.context_tokens);
+        let covered = round.spans.iter().try_fold(0, |end, span| (span.tokens.start == end).then_some(span.tokens.end));
+        let sequences = round.spans.iter().all(|span| (span.sequence as usize) < self.limits.sequences);
+        let outputs = round.outputs.iter().all(|&output| (output as usize) < tokens);
+        if !fits || !positions || covered != Some(tokens) || !sequences || !outputs || round.positions.len() != tokens {
+            return Err(Error::Program { what: "a round beyond the limits that memory was planned for" });
+        }
+        match round.tokens.iter().find(|&&token| token as usize >= self.vocab) {
+            Some(&token) => Err(Error::TokenOutOfRange { token, vocab: self.vocab }),
+            None => Ok(()),
+        }
+    }
+
+    /// Sizes that memory was planned for.
+    pub fn limits(&self) -> (Limits, RoundLimits) {
+        (self.limits, self.round_limits)
+    }
+
+    /// Saves a sequence's convolution and recurrent states.
+    pub fn save(&mut self, sequence: u32) -> StateSnapshot {
+        self.prepared.states.save(sequence)
+    }
+
+    /// Puts them back.
+    pub fn restore(&mut self, sequence: u32, snapshot: &StateSnapshot) {
+        self.prepared.states.restore(sequence, snapshot);
+    }
+
+    /// Forgets a sequence.
+    pub fn clear(&mut self, sequence: u32) {
+        self.prepared.states.clear(sequence);
+    }
+
+    /// The CPU team.
+    pub fn team(&mut self) -> &mut Team {
+        &mut self.team
+    }
+
+    /// The instruction set in use.
+    pub fn isa(&self) -> Isa {
+        self.isa
+    }
+
+    /// The model's weights.
+    pub fn weights(&self) -> &WeightStore {
+        &self.weights
+    }
+
+    /// Bytes of caches and states.
+    pub fn state_bytes(&self) -> usize {
+        self.prepared.states.size_bytes()
+    }
+}
+
+/// A lock whose poison does not matter: the data are working memory without invariants.
+fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+}
+
+/// The rows of `worker` out of `total`: contiguous, the same in every light step.
+fn share(worker: &Worker, total: usize) -> Range<usize> {
+    let each = total.div_ceil(worker.count());
+    (worker.index() * each).min(total)..((worker.index() + 1) * each).min(total)
+}
+
+impl Context<'_> {
+    fn total(&self, rows: program::Rows) -> usize {
+        match rows {
+            program::Rows::Tokens => self.round.tokens.len(),
+            program::Rows::Outputs => self.round.outputs.len(),
+        }
+    }
+
+    /// This worker's part of a step, and the barrier after it.
+    fn step(&self, worker: &Worker, scratch: &mut WorkerScratch, step: &Step) -> Result<(), Error> {
+        let result = self.task(worker, scratch, &step.task);
+        let idle = matches!(&step.task, Task::AttentionJoin(join) if self.divided_segments(join).is_none());
+        if step.barrier && !idle {
+            worker.barrier();
+        }
+        result
+    }
+
+    fn task(&self, worker: &Worker, scratch: &mut WorkerScratch, task: &Task) -> Result<(), Error> {
+        let tokens = self.round.tokens.len();
+        match task {
+            Task::Light { rows, light } => {
+                let total = self.total(*rows);
+                Rows { context: self, scratch, rows: share(worker, total), total }.run(light)
+            }
+            Task::Product { rows, parts } => self.product(worker, parts, self.total(*rows)),
+            Task::HeadProduct { heads, part } => self.head_product(worker, *heads, part, tokens),
+            Task::GroupExperts { ids, experts } if worker.index() == 0 => self.group_experts(*ids, *experts),
+            Task::GroupExperts { .. } => Ok(()),
+            Task::PrepareExperts { x, chosen, experts, input, form, cols } => {
+                let rows = share(worker, tokens * chosen);
+                self.prepare_experts((*x, *cols, *input), *form, (*chosen, *experts), rows)
+            }
+            Task::ExpertProduct { chosen, experts, part } => self.expert_product(worker, *chosen, part, *experts),
+            Task::ScatterExperts { chosen, experts, out } => {
+                if tokens > 1 {
+                    self.scatter_experts(*chosen, *experts, *out, share(worker, tokens * chosen));
+                }
+                Ok(())
+            }
+            Task::Attention(step) => self.attention(worker, scratch, step),
+            Task::AttentionJoin(step) => {
+                self.attention_join(worker, scratch, step);
+                Ok(())
+            }
+            Task::Conv { x, filter, state, taps, out } => {
+                self.conv(worker, (*x, *out), (*filter, *state), *taps);
+                Ok(())
+            }
+            Task::Delta(delta) => {
+                self.delta(worker, delta);
+                Ok(())
+            }
+        }
+    }
+
+    fn conv(
+        &self,
+        worker: &Worker,
+        (x, out): (super::shared::Place, super::shared::Place),
+        (filter, state): (plan_format::WeightId, plan_format::StateId),
+        taps: usize,
+    ) {
+        let filter = self.weights.small(filter);
+        let blocks = x.cols.div_ceil(CONV_CHANNELS);
+        worker.for_blocks(blocks as u32, 1, |claimed| {
+            let channels = claimed.start * CONV_CHANNELS..x.cols.min(claimed.end * CONV_CHANNELS);
+            for span in self.round.spans {
+                let tokens = span.tokens.clone();
+                let filter = View::new(&filter[channels.start * taps..channels.end * taps], channels.len(), taps);
+                // SAFETY: each block has channels of its own, in values and states; readers come after a barrier.
+                unsafe {
+                    let x = self.memory.values.view(x.col_range(channels.clone()), tokens.clone());
+                    let out = self.memory.values.view_mut(out.col_range(channels.clone()), tokens);
+                    let state = self.states.rows_mut(state, span.sequence, channels.clone(), taps - 1);
+                    causal_conv_silu(self.isa, x, filter, state, out);
+                }
+            }
+        });
+    }
+
+    fn delta(&self, worker: &Worker, delta: &Delta) {
+        let Delta { key_heads, value_heads, head_cols, heads, .. } = *delta;
+        let (a, dt) = (self.weights.small(delta.a), self.weights.small(delta.dt));
+        let shape = DeltaShape { key_heads, value_heads, head_cols, heads, a, dt };
+        worker.for_blocks(value_heads as u32, 1, |range| {
+            for span in self.round.spans {
+                let tokens = span.tokens.clone();
+                // SAFETY: inputs were written before a barrier; each head has columns and states of its own.
+                unsafe {
+                    let view = |place| self.memory.values.view(place, tokens.clone());
+                    let [q, k, v, b, alpha] = [delta.q, delta.k, delta.v, delta.b, delta.alpha].map(view);
+                    let cols = range.start * head_cols..range.end * head_cols;
+                    let state = self.states.rows_mut(delta.state, span.sequence, cols.clone(), head_cols);
+                    let out = self.memory.values.view_mut(delta.out.col_range(cols), tokens.clone());
+                    delta_net(self.isa, shape, DeltaInputs { q, k, v, b, alpha }, range.clone(), state, out);
+                }
+            }
+        });
+    }
+}

@@ -1,0 +1,26 @@
+//! Working memory: what each worker has for itself, and the regions of a round that hold no value of the program.
+//! Not here: values (`shared.rs`).
+
+use kernels::cpu::ops::attention::{AttentionScratch, AttentionShape};
+
+/// One worker's own memory, sized at load for every step.
+#[derive(Debug)]
+pub struct WorkerScratch {
+    /// One per distinct attention shape of the program.
+    pub attention: Vec<AttentionScratch>,
+    /// 2 · experts floats.
+    pub router: Vec<f32>,
+    /// Cache slots of some tokens.
+    pub slots: Vec<u32>,
+}
+
+impl WorkerScratch {
+    /// Memory for these attention shapes, `experts` router logits, and rounds of `tokens`.
+    pub fn new(shapes: &[AttentionShape], experts: usize, tokens: usize) -> Self {
+        Self {
+            attention: shapes.iter().map(AttentionScratch::new).collect(),
+            router: vec![0.0; 2 * experts],
+            slots: vec![0; tokens],
+        }
+    }
+}

@@ -1,0 +1,161 @@
+//! Memory that the workers of a round share: plain bytes, read and written in pieces through typed windows.
+//!
+//! This is the executor's only `unsafe` memory: bounds are always checked, exclusion is the steps' contract (SSA values,
+//! disjoint row or panel ranges, barriers between steps). Not here: what lies where (`step.rs`).
+
+use bytemuck::Pod;
+use kernels::cpu::matmul::Output;
+use kernels::cpu::ops::{View, ViewMut};
+use std::cell::UnsafeCell;
+use std::ops::Range;
+
+/// A cache line, so that regions start aligned for every vector width.
+#[repr(align(64))]
+#[derive(Clone, Copy)]
+struct Line([u8; 64]);
+
+/// A zeroed region of shared memory.
+pub struct Shared {
+    lines: UnsafeCell<Box<[Line]>>,
+    size_bytes: usize,
+    start: *mut u8,
+}
+
+// SAFETY: access goes through `window` and `window_mut`, whose contracts exclude data races.
+unsafe impl Sync for Shared {}
+// SAFETY: the memory is owned; `start` points into it.
+unsafe impl Send for Shared {}
+
+/// A matrix in a region: `[rows, cols]` of a value whose rows are `stride` elements apart.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Place {
+    /// Byte offset of row 0, column 0 of the value that is viewed.
+    pub base_bytes: usize,
+    /// Byte offset of row 0, column 0 of the view.
+    pub offset_bytes: usize,
+    /// Elements (4 bytes each) from row to row.
+    pub stride: usize,
+    /// Columns of the view.
+    pub cols: usize,
+}
+
+impl Place {
+    /// The columns `cols` of this view.
+    pub fn col_range(self, cols: Range<usize>) -> Place {
+        debug_assert!(cols.end <= self.cols, "columns {cols:?} of {}", self.cols);
+        Place { offset_bytes: self.offset_bytes + cols.start * 4, cols: cols.len(), ..self }
+    }
+}
+
+impl Shared {
+    /// A zeroed region of at least `size_bytes`.
+    pub fn new(size_bytes: usize) -> Self {
+        let mut lines = vec![Line([0; 64]); size_bytes.div_ceil(64)].into_boxed_slice();
+        let start = lines.as_mut_ptr().cast();
+        Self { lines: UnsafeCell::new(lines), size_bytes: size_bytes.next_multiple_of(64), start }
+    }
+
+    /// Size in bytes.
+    pub fn size_bytes(&self) -> usize {
+        self.size_bytes
+    }
+
+    #[track_caller]
+    fn check<T>(&self, offset_bytes: usize, len: usize) {
+        let end = len.checked_mul(size_of::<T>()).and_then(|bytes| bytes.checked_add(offset_bytes));
+        assert!(end.is_some_and(|end| end <= self.size_bytes), "{len} elements at {offset_bytes} leave the region");
+        assert!(offset_bytes.is_multiple_of(align_of::<T>()), "offset {offset_bytes} is not aligned");
+    }
+
+    /// `len` elements from a byte offset.
+    ///
+    /// # Safety
+    /// No one writes to them while the slice lives.
+    #[track_caller]
+    pub unsafe fn slice<T: Pod>(&self, offset_bytes: usize, len: usize) -> &[T] {
+        self.check::<T>(offset_bytes, len);
+        // SAFETY: in bounds and aligned (checked), initialised; no writer by this function's contract.
+        unsafe { std::slice::from_raw_parts(self.start.add(offset_bytes).cast(), len) }
+    }
+
+    /// `len` elements from a byte offset, writable.
+    ///
+    /// # Safety
+    /// No one else reads or writes them while the slice lives.
+    #[track_caller]
+    #[expect(clippy::mut_from_ref, reason = "the region is shared; exclusion is the caller's contract")]
+    pub unsafe fn slice_mut<T: Pod>(&self, offset_bytes: usize, len: usize) -> &mut [T] {
+        self.check::<T>(offset_bytes, len);
+        // SAFETY: in bounds and aligned (checked), initialised; exclusive by this function's contract.
+        unsafe { std::slice::from_raw_parts_mut(self.start.add(offset_bytes).cast(), len) }
+    }
+
+    /// Rows `rows` of a place.
+    ///
+    /// # Safety
+    /// No one writes to them while the view lives.
+    #[track_caller]
+    pub unsafe fn view<T: Pod>(&self, place: Place, rows: Range<usize>) -> View<'_, T> {
+        let first = self.first_element::<T>(place, &rows);
+        // SAFETY: all rows are in bounds (checked by `first_element`); no writer by this function's contract.
+        unsafe { View::from_raw(first.cast_const(), rows.len(), place.cols, place.stride) }
+    }
+
+    /// Rows `rows` of a place, writable.
+    ///
+    /// # Safety
+    /// No one else reads or writes them while the view lives.
+    #[track_caller]
+    pub unsafe fn view_mut<T: Pod>(&self, place: Place, rows: Range<usize>) -> ViewMut<'_, T> {
+        let first = self.first_element::<T>(place, &rows);
+        // SAFETY: all rows are in bounds (checked by `first_element`); exclusive by this function's contract.
+        unsafe { ViewMut::from_raw(first, rows.len(), place.cols, place.stride) }
+    }
+
+    /// The whole region as rows of `cols` elements.
+    ///
+    /// # Safety
+    /// No one writes the rows that are read through the view.
+    pub unsafe fn matrix<T: Pod>(&self, cols: usize) -> View<'_, T> {
+        let rows = self.size_bytes / size_of::<T>() / cols;
+        // SAFETY: rows · cols elements are in bounds; no writer by this function's contract.
+        unsafe { View::from_raw(self.start.cast_const().cast(), rows, cols, cols) }
+    }
+
+    /// The whole region as rows of `cols` elements, writable row by row.
+    ///
+    /// # Safety
+    /// No one else touches the rows that are written through the view.
+    pub unsafe fn matrix_mut<T: Pod>(&self, cols: usize) -> ViewMut<'_, T> {
+        let rows = self.size_bytes / size_of::<T>() / cols;
+        // SAFETY: rows · cols elements are in bounds; exclusive by this function's contract.
+        unsafe { ViewMut::from_raw(self.start.cast(), rows, cols, cols) }
+    }
+
+    /// Where a product writes rows `rows` of a place.
+    ///
+    /// # Safety
+    /// No one reads or writes the columns that the product writes while it does.
+    pub unsafe fn output(&self, place: Place, rows: Range<usize>) -> Output<'_> {
+        let first = self.first_element::<f32>(place, &rows);
+        let len = if rows.is_empty() { 0 } else { (rows.len() - 1) * place.stride + place.cols };
+        // SAFETY: in bounds (checked by `first_element`); exclusive by this function's contract.
+        unsafe { Output::from_raw(first, len, place.stride) }
+    }
+
+    #[track_caller]
+    fn first_element<T: Pod>(&self, place: Place, rows: &Range<usize>) -> *mut T {
+        assert!(size_of::<T>() == 4, "values have elements of 4 bytes");
+        let offset = place.offset_bytes + rows.start * place.stride * 4;
+        let reach = if rows.is_empty() { 0 } else { (rows.len() - 1) * place.stride + place.cols };
+        self.check::<T>(offset.min(self.size_bytes), reach);
+        // SAFETY: the offset is within the region (checked).
+        unsafe { self.start.add(offset.min(self.size_bytes)).cast() }
+    }
+}
+
+impl std::fmt::Debug for Shared {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Shared({} bytes)", self.size_bytes)
+    }
+}

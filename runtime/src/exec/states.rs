@@ -1,0 +1,238 @@
+//! Memory between rounds: key/value caches, convolution and recurrent states, one part per sequence.
+//!
+//! A cache has slots in blocks of [`KV_BLOCK`] positions. A full cache has as many blocks per sequence as the context; a
+//! windowed one is a ring just long enough that a round's new tokens never overwrite what its first token still sees, so a
+//! round can be taken back by moving the position back. Recurrent states can be saved and restored.
+//! Not here: who asks for it (`session.rs`), the arithmetic (`kernels::cpu::ops`).
+
+use super::shared::{Place, Shared};
+use half::f16;
+use kernels::cpu::ops::ViewMut;
+use kernels::cpu::ops::kv::{KV_BLOCK, KvView, KvViewMut};
+use plan_format::StateId;
+use plan_format::program::{Program, StateKind};
+use std::ops::Range;
+
+/// Element type of the key/value caches.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum KvType {
+    /// Half precision.
+    F16,
+    /// Single precision.
+    F32,
+}
+
+impl KvType {
+    /// Bytes of an element.
+    pub fn size_bytes(self) -> usize {
+        match self {
+            KvType::F16 => 2,
+            KvType::F32 => 4,
+        }
+    }
+}
+
+/// One state of the program with its memory for all sequences.
+#[derive(Debug)]
+enum Store {
+    Kv { k: Shared, v: Option<Shared>, k_cols: usize, v_cols: usize, tables: Vec<Vec<u32>> },
+    Floats { memory: Shared, per_sequence: usize },
+}
+
+/// All states of a program.
+#[derive(Debug)]
+pub struct States {
+    stores: Vec<Store>,
+    kv_type: KvType,
+}
+
+/// Saved convolution and recurrent states of one sequence. Caches need no saving: see the module text.
+#[derive(Clone, Debug, PartialEq)]
+pub struct StateSnapshot(Vec<Vec<f32>>);
+
+/// Sizes that bound the memory of states.
+#[derive(Clone, Copy, Debug)]
+pub struct StateLimits {
+    /// Longest sequence in tokens.
+    pub context_tokens: usize,
+    /// Most tokens of a round.
+    pub ubatch_tokens: usize,
+    /// Number of sequences.
+    pub sequences: usize,
+    /// Cache elements.
+    pub kv_type: KvType,
+}
+
+impl States {
+    /// Zeroed states for a program.
+    pub fn new(program: &Program, limits: StateLimits) -> Self {
+        let stores = program.states.iter().map(|state| Store::new(state.kind, limits)).collect();
+        Self { stores, kv_type: limits.kv_type }
+    }
+
+    /// Bytes of all states.
+    pub fn size_bytes(&self) -> usize {
+        self.stores.iter().map(Store::size_bytes).sum()
+    }
+
+    /// Physical block of each logical block of a sequence's cache.
+    pub fn block_table(&self, state: StateId, sequence: u32) -> &[u32] {
+        match &self.stores[state.index()] {
+            Store::Kv { tables, .. } => &tables[sequence as usize],
+            Store::Floats { .. } => &[],
+        }
+    }
+
+    /// Keys and values of all sequences.
+    ///
+    /// # Safety
+    /// No one writes the blocks that are read through the views.
+    pub unsafe fn kv(&self, state: StateId) -> Option<(KvView<'_>, Option<KvView<'_>>)> {
+        let Store::Kv { k, v, k_cols, v_cols, .. } = &self.stores[state.index()] else { return None };
+        // SAFETY: as this function's contract.
+        let view = |memory, cols| unsafe { kv_view(self.kv_type, memory, cols) };
+        Some((view(k, *k_cols), v.as_ref().map(|v| view(v, *v_cols))))
+    }
+
+    /// Keys and values of all sequences, writable.
+    ///
+    /// # Safety
+    /// No one else touches the slots that are written through the views.
+    pub unsafe fn kv_mut(&self, state: StateId) -> Option<(KvViewMut<'_>, Option<KvViewMut<'_>>)> {
+        let Store::Kv { k, v, k_cols, v_cols, .. } = &self.stores[state.index()] else { return None };
+        // SAFETY: as this function's contract.
+        let view = |memory, cols| unsafe { kv_view_mut(self.kv_type, memory, cols) };
+        Some((view(k, *k_cols), v.as_ref().map(|v| view(v, *v_cols))))
+    }
+
+    /// Rows `rows` of a sequence's convolution or recurrent state, as a matrix of `cols` columns.
+    ///
+    /// # Safety
+    /// No one else touches these rows while the view lives.
+    pub unsafe fn rows_mut(&self, state: StateId, sequence: u32, rows: Range<usize>, cols: usize) -> ViewMut<'_> {
+        let (memory, per_sequence) = match &self.stores[state.index()] {
+            Store::Floats { memory, per_sequence } => (memory, *per_sequence),
+            Store::Kv { k, .. } => (k, 0),
+        };
+        let offset_bytes = sequence as usize * per_sequence * 4;
+        let place = Place { base_bytes: offset_bytes, offset_bytes, stride: cols, cols };
+        // SAFETY: as this function's contract.
+        unsafe { memory.view_mut(place, rows) }
+    }
+
+    /// Copies a sequence's convolution and recurrent states out.
+    pub fn save(&mut self, sequence: u32) -> StateSnapshot {
+        StateSnapshot(self.floats(sequence).map(|floats| floats.to_vec()).collect())
+    }
+
+    /// Puts saved states back. The snapshot must come from the same program.
+    pub fn restore(&mut self, sequence: u32, snapshot: &StateSnapshot) {
+        for (floats, saved) in self.floats(sequence).zip(&snapshot.0) {
+            floats.copy_from_slice(saved);
+        }
+    }
+
+    /// Zeroes a sequence's convolution and recurrent states: the start of a sequence.
+    pub fn clear(&mut self, sequence: u32) {
+        self.floats(sequence).for_each(|floats| floats.fill(0.0));
+    }
+
+    fn floats(&mut self, sequence: u32) -> impl Iterator<Item = &mut [f32]> {
+        self.stores.iter_mut().filter_map(move |store| match store {
+            Store::Floats { memory, per_sequence } => {
+                let offset_bytes = sequence as usize * *per_sequence * 4;
+                // SAFETY: `self` is borrowed exclusively, so no round is running.
+                Some(unsafe { memory.slice_mut(offset_bytes, *per_sequence) })
+            }
+            Store::Kv { .. } => None,
+        })
+    }
+}
+
+impl Store {
+    fn new(kind: StateKind, limits: StateLimits) -> Self {
+        match kind {
+            StateKind::Kv { k_cols, v_cols, window_tokens } => {
+                let ring_blocks = ring_blocks(window_tokens, limits);
+                let slots = ring_blocks * KV_BLOCK * limits.sequences;
+                let region = |cols: u32| Shared::new(slots * cols as usize * limits.kv_type.size_bytes());
+                let tables = (0..limits.sequences).map(|sequence| block_table(sequence, ring_blocks, limits));
+                let v = (v_cols > 0).then(|| region(v_cols));
+                let (k_cols_, v_cols_) = (k_cols as usize, v_cols as usize);
+                let tables = tables.collect();
+                Store::Kv { k: region(k_cols), v, k_cols: k_cols_, v_cols: v_cols_, tables }
+            }
+            StateKind::Conv { channels, taps } => Self::floats(channels as usize * (taps as usize - 1), limits),
+            StateKind::Recurrent { value_heads, head_cols } => {
+                Self::floats(value_heads as usize * head_cols as usize * head_cols as usize, limits)
+            }
+        }
+    }
+
+    fn floats(per_sequence: usize, limits: StateLimits) -> Self {
+        Store::Floats { memory: Shared::new(per_sequence * limits.sequences * 4), per_sequence }
+    }
+
+    fn size_bytes(&self) -> usize {
+        match self {
+            Store::Kv { k, v, .. } => k.size_bytes() + v.as_ref().map_or(0, Shared::size_bytes),
+            Store::Floats { memory, .. } => memory.size_bytes(),
+        }
+    }
+}
+
+/// Blocks per sequence: the context, or for a window what the last round's first token sees plus the round itself.
+fn ring_blocks(window_tokens: Option<u32>, limits: StateLimits) -> usize {
+    let whole = limits.context_tokens.div_ceil(KV_BLOCK).max(1);
+    let ring = |window: u32| (window as usize + limits.ubatch_tokens).div_ceil(KV_BLOCK) + 1;
+    window_tokens.map_or(whole, |window| ring(window).min(whole))
+}
+
+fn block_table(sequence: usize, ring_blocks: usize, limits: StateLimits) -> Vec<u32> {
+    let logical = limits.context_tokens.div_ceil(KV_BLOCK).max(1);
+    (0..logical).map(|block| (sequence * ring_blocks + block % ring_blocks) as u32).collect()
+}
+
+/// # Safety
+/// No one writes what is read through the view.
+unsafe fn kv_view(kv_type: KvType, memory: &Shared, cols: usize) -> KvView<'_> {
+    match kv_type {
+        // SAFETY: as this function's contract.
+        KvType::F16 => KvView::F16(unsafe { memory.matrix::<f16>(cols) }),
+        // SAFETY: as this function's contract.
+        KvType::F32 => KvView::F32(unsafe { memory.matrix::<f32>(cols) }),
+    }
+}
+
+/// # Safety
+/// No one else touches what is written through the view.
+unsafe fn kv_view_mut(kv_type: KvType, memory: &Shared, cols: usize) -> KvViewMut<'_> {
+    match kv_type {
+        // SAFETY: as this function's contract.
+        KvType::F16 => KvViewMut::F16(unsafe { memory.matrix_mut::<f16>(cols) }),
+        // SAFETY: as this function's contract.
+        KvType::F32 => KvViewMut::F32(unsafe { memory.matrix_mut::<f32>(cols) }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LIMITS: StateLimits =
+        StateLimits { context_tokens: 1000, ubatch_tokens: 100, sequences: 2, kv_type: KvType::F16 };
+
+    #[test]
+    fn a_ring_holds_the_window_and_a_round() {
+        assert_eq!(ring_blocks(None, LIMITS), 16);
+        assert_eq!(ring_blocks(Some(8), LIMITS), 3, "108 positions span at most 3 blocks of 64");
+        assert_eq!(ring_blocks(Some(5000), LIMITS), 16, "never more than the context");
+    }
+
+    #[test]
+    fn tables_of_sequences_do_not_share_blocks() {
+        let (a, b) = (block_table(0, 3, LIMITS), block_table(1, 3, LIMITS));
+        assert_eq!(&a[..5], [0, 1, 2, 0, 1]);
+        assert_eq!(&b[..5], [3, 4, 5, 3, 4]);
+    }
+}

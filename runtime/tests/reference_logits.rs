@@ -1,0 +1,99 @@
+//! The executor against the reference logits of the tiny models, on any number of threads and in any ubatch.
+
+use device::team::{CallerPinning, Pinning, Team, TeamConfig};
+use fixtures::npy::Array;
+use kernels::cpu::Isa;
+use plan_format::arena::{Arena, RoundLimits};
+use runtime::exec::{Executor, KvType, Limits, Precision, Round, Span, WeightStore};
+
+const CONTEXT_TOKENS: usize = 512;
+
+fn executor(name: &str, precision: Precision, threads: usize) -> Executor {
+    let path = fixtures::reference_dir().join(format!("tiny-{name}.gguf"));
+    let model = gguf::Model::open(&path).expect("reference model");
+    let program = planner::lower_model(&model).expect("known family");
+    let arena = Arena::new(&program, RoundLimits { ubatch_tokens: 256, output_tokens: 256 });
+    let weights = WeightStore::load(model, &program, precision).expect("weights");
+    let kv_type = if precision == Precision::Exact { KvType::F32 } else { KvType::F16 };
+    let limits = Limits { context_tokens: CONTEXT_TOKENS, sequences: 1, kv_type, precision };
+    let config = TeamConfig { threads, pinning: Pinning::Free, caller: CallerPinning::Leave, spin_us: 20 };
+    let team = Team::new(config).expect("threads");
+    Executor::new(&program, &arena, weights, limits, (team, Isa::detect())).expect("prepared")
+}
+
+fn logits(executor: &mut Executor, ids: &[u32], ubatch: usize) -> Vec<f32> {
+    let mut all = Vec::new();
+    executor.clear(0);
+    for (index, tokens) in ids.chunks(ubatch).enumerate() {
+        let first = (index * ubatch) as u32;
+        let positions: Vec<u32> = (0..tokens.len() as u32).map(|i| first + i).collect();
+        let outputs: Vec<u32> = (0..tokens.len() as u32).collect();
+        let spans = [Span { sequence: 0, tokens: 0..tokens.len() }];
+        let round = Round { tokens, positions: &positions, spans: &spans, outputs: &outputs };
+        let view = executor.run(&round).expect("a good round");
+        for row in 0..view.rows() {
+            all.extend_from_slice(view.row(row));
+        }
+    }
+    all
+}
+
+fn relative_error(reference: &[f32], got: &[f32]) -> f64 {
+    let reference = &reference[..];
+    let difference: f64 = reference.iter().zip(got).map(|(a, b)| f64::from(a - b).powi(2)).sum();
+    let norm: f64 = reference.iter().map(|a| f64::from(*a).powi(2)).sum();
+    (difference / norm).sqrt()
+}
+
+fn reference(name: &str, kind: &str) -> Array<f32> {
+    fixtures::npy::read_f32(&fixtures::reference_dir().join(format!("{name}.{kind}.npy"))).expect("reference array")
+}
+
+fn prompt(name: &str) -> Vec<u32> {
+    let text = std::fs::read_to_string(fixtures::reference_dir().join(format!("{name}.json"))).expect("reference");
+    let (_, rest) = text.split_once("\"prompt_ids\": [").expect("prompt ids");
+    let (list, _) = rest.split_once(']').expect("a list");
+    list.split(',').map(|id| id.trim().parse().expect("an id")).collect()
+}
+
+/// High-precision reference: float64, which differs from llama.cpp's F32 run only for gemma3.
+#[track_caller]
+fn check_short(name: &str, precision: Precision, limit: impl Fn(f64) -> f64) {
+    let (ids, reference64) = (prompt(name), reference(name, "logits_f64"));
+    let quantised = relative_error(&reference64.data, &reference(name, "logits_quant").data);
+    let mut executor = executor(name, precision, 2);
+    let whole = logits(&mut executor, &ids, 256);
+    let error = relative_error(&reference64.data, &whole);
+    assert!(error <= limit(quantised), "{name}: relative error {error:.5}, llama.cpp's own {quantised:.5}");
+    for ubatch in [1, 7] {
+        assert!(logits(&mut executor, &ids, ubatch) == whole, "{name}: ubatch {ubatch} changes bits");
+    }
+}
+
+#[test]
+fn eight_bit_activations_are_as_near_as_the_references_own() {
+    for name in FAMILIES {
+        check_short(name, Precision::Fast, |quantised| (1.5 * quantised).max(0.002));
+    }
+}
+
+#[test]
+fn exact_mode_is_exact() {
+    for name in FAMILIES {
+        check_short(name, Precision::Exact, |_| 1e-4);
+    }
+}
+
+#[test]
+fn threads_change_no_bit() {
+    for name in FAMILIES {
+        let ids = prompt(name);
+        let one = logits(&mut executor(name, Precision::Fast, 1), &ids, 5);
+        for threads in [2, 3, 8] {
+            assert!(logits(&mut executor(name, Precision::Fast, threads), &ids, 9) == one, "{name}, {threads} threads");
+        }
+    }
+}
+
+/// Families whose lowering exists.
+const FAMILIES: [&str; 5] = ["llama", "llama-spm", "qwen2", "qwen3", "gemma3"];
