@@ -1,22 +1,30 @@
 //! Thread pinning. Two calls to the kernel; the policy is `team.rs`'s.
 
-use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
+use std::sync::OnceLock;
+
+use rustix::thread::{CpuSet, Pid, sched_getaffinity, sched_setaffinity};
 
 use crate::topology::CpuId;
 
+/// The logical CPUs on which this process may run, ascending: the mask of the first thread that asked, before any pinning.
+pub fn process_cpus() -> &'static [CpuId] {
+    static CPUS: OnceLock<Vec<CpuId>> = OnceLock::new();
+    CPUS.get_or_init(thread_cpus)
+}
+
 /// The logical CPUs on which the calling thread may run, ascending.
-pub fn allowed_cpus() -> Vec<CpuId> {
+pub fn thread_cpus() -> Vec<CpuId> {
     // The call fails only on machines with more CPUs than a `CpuSet` counts; then nothing is known to be forbidden.
     let Ok(set) = sched_getaffinity(None) else { return (0..CpuSet::MAX_CPU as u32).map(CpuId).collect() };
     (0..CpuSet::MAX_CPU).filter(|&cpu| set.is_set(cpu)).map(|cpu| CpuId(cpu as u32)).collect()
 }
 
-/// Restricts the calling thread to `cpus`. Returns whether the kernel agreed: a refusal (CPU gone offline, seccomp) costs
-/// speed, never correctness.
-pub fn restrict_this_thread(cpus: &[CpuId]) -> bool {
+/// Restricts a thread of this process (`None`: the calling one) to `cpus`. Returns whether the kernel agreed: a refusal
+/// (CPU gone offline, seccomp) costs speed, never correctness.
+pub fn restrict_thread(thread: Option<Pid>, cpus: &[CpuId]) -> bool {
     let mut set = CpuSet::new();
     for cpu in cpus.iter().filter(|cpu| (cpu.0 as usize) < CpuSet::MAX_CPU) {
         set.set(cpu.0 as usize);
     }
-    set.count() > 0 && sched_setaffinity(None, &set).is_ok()
+    set.count() > 0 && sched_setaffinity(thread, &set).is_ok()
 }

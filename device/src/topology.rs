@@ -55,7 +55,7 @@ pub struct Topology {
 impl Topology {
     /// The topology of the calling process on this machine.
     pub fn of_this_process() -> Result<Self, DeviceError> {
-        let allowed = crate::affinity::allowed_cpus();
+        let allowed = crate::affinity::process_cpus();
         Self::read(&SysRoot::new("/"), |cpu| allowed.contains(&cpu))
     }
 

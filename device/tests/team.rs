@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 
 use device::DeviceError;
 use device::team::{CallerPinning, Pinning, Team, TeamConfig};
+use device::topology::Topology;
 
 fn team_with_spin(threads: usize, spin_us: u32) -> Team {
     Team::new(TeamConfig { threads, pinning: Pinning::Free, caller: CallerPinning::Leave, spin_us }).unwrap()
@@ -144,4 +145,40 @@ fn impossible_team_sizes_are_refused() {
         let config = TeamConfig { threads, pinning: Pinning::Free, caller: CallerPinning::Leave, spin_us: 0 };
         assert!(matches!(Team::new(config), Err(DeviceError::TeamSize { .. })));
     }
+}
+
+#[test]
+fn a_pinned_caller_gets_its_cpus_back() {
+    let before = Topology::of_this_process().unwrap();
+    let cpus = before.team_cpus();
+    std::thread::spawn(move || {
+        let mut team = Team::new(TeamConfig::on_cores(&before, cpus.len())).unwrap();
+        team.run(|worker| worker.barrier()).unwrap();
+        drop(team);
+        let status = std::fs::read_to_string("/proc/thread-self/status").unwrap();
+        let process = std::fs::read_to_string("/proc/self/status").unwrap();
+        let mask = |text: &str| text.lines().find(|line| line.starts_with("Cpus_allowed:")).map(str::to_owned);
+        assert_eq!(mask(&status), mask(&process));
+        assert_eq!(Topology::of_this_process().unwrap().team_cpus(), cpus);
+    })
+    .join()
+    .unwrap();
+}
+
+#[test]
+fn more_threads_than_cpus_still_works() {
+    let topology = Topology::of_this_process().unwrap();
+    let threads = topology.cores.len() + 2;
+    std::thread::spawn(move || {
+        let mut team = Team::new(TeamConfig::on_cores(&topology, threads)).unwrap();
+        for _ in 0..10 {
+            team.run(|worker| {
+                worker.barrier();
+                worker.barrier();
+            })
+            .unwrap();
+        }
+    })
+    .join()
+    .unwrap();
 }

@@ -115,8 +115,8 @@ impl Crew {
         }
     }
 
-    /// The life of worker `index` > 0: rounds until dismissed. `prepare` runs at the start of each.
-    pub fn serve(&self, index: usize, mut prepare: impl FnMut()) {
+    /// The life of worker `index` > 0: rounds until dismissed.
+    pub fn serve(&self, index: usize) {
         let mut last = 0;
         loop {
             let spin_ns = self.spin_ns.load(Ordering::Relaxed);
@@ -126,7 +126,6 @@ impl Crew {
             if orders.job.is_none() {
                 return;
             }
-            prepare();
             self.attend(index, orders);
             self.absent.publish_quietly(|absent| absent - ONE, |absent| absent == 0);
         }
