@@ -1,0 +1,155 @@
+//! Matrix times few vectors: dot products on bytes against Q8 activations, for decoding 1 to 4 tokens.
+//! One module per quantised type and layout (macros WEIGHT, IS_TILED). A warp computes one row of weights (two for more
+//! tokens), or a share of a row where the matrix has too few rows to fill the device (`split` warps per row). Sums
+//! always run in the same order for the same matrix. Up to three matrices of one type share a launch (QKV, gate + up).
+//! With slots, each (token, slot) pair uses a matrix of a stack: routed experts by id, or attention heads in order.
+//! More tokens: `skinny.cu`. Next file: `gemv_float.cu`.
+#include "weights.cuh"
+#include "activation.cuh"
+
+typedef WEIGHT<IS_TILED> W;
+
+struct GemvPart {
+    const u8 *weight;
+    const float *bias;     // {rows}, with slots {rows} per matrix; nullable
+    const float *residual; // [tokens, rows], nullable: added to the result
+    float *out;            // [tokens, rows], with slots [tokens, slots * rows]
+    u32 rows;
+    u32 out_stride, residual_stride;
+    u32 reserved;
+};
+
+struct GemvArgs {
+    GemvPart parts[3];
+    const i8 *x;
+    const BlockScale *x_scales;
+    const i32 *ids;    // slots only: which matrix, nullable (then slot j uses matrix j)
+    u64 row_bytes;
+    u32 cols, tokens, n_parts;
+    u32 split;         // warps per row: 1, 2 or 4
+    u32 x_stride;      // columns from one token's activations to the next
+    u32 x_slot_stride; // slots only: columns from one slot's input to the next (0: all slots read the same)
+    u32 slots, ids_stride, matrices; // slots only; ids outside `matrices` give zeros
+    u32 reserved;
+};
+
+static constexpr u32 WARPS = 4;
+
+/// Which part this block belongs to; `block` becomes its number within the part.
+DEVICE u32 find_part(const GemvArgs &a, u32 rows_per_block, u32 &block) {
+    u32 part = 0;
+    block = blockIdx.x;
+    while (part + 1 < a.n_parts && block >= divide_up(a.parts[part].rows, rows_per_block)) {
+        block -= divide_up(a.parts[part].rows, rows_per_block);
+        part++;
+    }
+    return part;
+}
+
+/// sum[r][t] += this lane's share of row r times vector t.
+template <int T, int R>
+DEVICE void accumulate(float (&sum)[R][T], const u8 *const (&rows)[R], const GemvArgs &a, const i8 *x,
+                       const BlockScale *scales, u32 first, u32 step) {
+    u32 units = a.cols / 32;
+#pragma unroll(T *R == 1 ? 2 : 1)
+    for (u32 unit = first; unit < units; unit += step) {
+        typename W::Raw raw[R];
+#pragma unroll
+        for (int r = 0; r < R; r++) raw[r] = W::load(rows[r], unit, units);
+        u32 col[2] = {W::column(unit, 0), W::column(unit, 1)};
+        Codes codes[R];
+#pragma unroll
+        for (int r = 0; r < R; r++) W::expand(raw[r], codes[r]);
+#pragma unroll
+        for (int t = 0; t < T; t++) {
+#pragma unroll
+            for (int group = 0; group < 2; group++) {
+                uint4 v = load16(x + t * a.x_stride + col[group]);
+                uint2 head = load8(scales + (t * a.x_stride + col[group]) / 32);
+                i32 total = col[group] % 32 == 0 ? (i16)head.y : (i16)(head.y >> 16);
+                float d = __uint_as_float(head.x);
+#pragma unroll
+                for (int r = 0; r < R; r++) {
+                    const u32 *q = codes[r].q + 4 * group;
+                    i32 dot = dot4(q[0], v.x, dot4(q[1], v.y, dot4(q[2], v.z, dot4(q[3], v.w, -W::ZERO * total))));
+                    float product = codes[r].scale[group] * (float)dot + codes[r].offset[group] * (float)total;
+                    sum[r][t] = fmaf(d, product, sum[r][t]);
+                }
+            }
+        }
+    }
+}
+
+/// Adds the shares of the warps of one row; the first of them gets the sums.
+template <int N> DEVICE void join_warps(float *sums, u32 split) {
+    __shared__ float shares[WARPS][N];
+    u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+#pragma unroll
+    for (int i = 0; i < N; i++) {
+        sums[i] = warp_sum(sums[i]);
+        if (lane == 0) shares[warp][i] = sums[i];
+    }
+    if (split == 1) return;
+    __syncthreads();
+    if (warp % split != 0) return;
+#pragma unroll
+    for (int i = 0; i < N; i++) {
+        sums[i] = 0.0f;
+        for (u32 w = 0; w < split; w++) sums[i] += shares[warp + w][i];
+    }
+}
+
+template <int T, int R> DEVICE void gemv(const GemvArgs &a) {
+    u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32, block;
+    u32 rows_per_block = WARPS / a.split * R;
+    const GemvPart &part = a.parts[find_part(a, rows_per_block, block)];
+    u32 first_row = block * rows_per_block + warp / a.split * R;
+    const u8 *rows[R];
+#pragma unroll
+    for (int r = 0; r < R; r++) rows[r] = part.weight + (u64)min(first_row + r, part.rows - 1) * a.row_bytes;
+    float sum[R][T] = {};
+    accumulate<T, R>(sum, rows, a, a.x, a.x_scales, lane + 32 * (warp % a.split), 32 * a.split);
+    join_warps<R * T>(&sum[0][0], a.split);
+    if (lane != 0 || warp % a.split != 0) return;
+#pragma unroll
+    for (int r = 0; r < R; r++) {
+        u32 row = first_row + r;
+        if (row >= part.rows) break;
+        float bias = part.bias ? part.bias[row] : 0.0f;
+#pragma unroll
+        for (u32 t = 0; t < T; t++) {
+            if (t >= a.tokens) break;
+            float extra = part.residual ? part.residual[(u64)t * part.residual_stride + row] : 0.0f;
+            part.out[(u64)t * part.out_stride + row] = sum[r][t] + bias + extra;
+        }
+    }
+}
+
+/// Grid (row blocks of all parts). Exactly as many tokens as the name says, but gemv4 takes 3 too (its x has 4 rows).
+extern "C" __global__ void BOUNDS(128, 8) gemv1(GemvArgs a) { gemv<1, 1>(a); }
+EXPORT(gemv1)
+extern "C" __global__ void BOUNDS(128, 5) gemv2(GemvArgs a) { gemv<2, 2>(a); }
+EXPORT(gemv2)
+extern "C" __global__ void BOUNDS(128, 4) gemv4(GemvArgs a) { gemv<4, 2>(a); }
+EXPORT(gemv4)
+
+/// Grid (row blocks of all parts, tokens * slots).
+extern "C" __global__ void BOUNDS(128, 8) gemv_slots(GemvArgs a) {
+    u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32, block;
+    u32 token = blockIdx.y / a.slots, slot = blockIdx.y % a.slots;
+    u32 rows_per_block = WARPS / a.split;
+    const GemvPart &part = a.parts[find_part(a, rows_per_block, block)];
+    u32 row = block * rows_per_block + warp / a.split;
+    u32 matrix = a.ids ? (u32)a.ids[(u64)token * a.ids_stride + slot] : slot;
+    u32 inside = matrix < a.matrices;
+    u64 stacked = (u64)(inside ? matrix : 0) * part.rows + min(row, part.rows - 1);
+    const u8 *rows[1] = {part.weight + stacked * a.row_bytes};
+    u64 column = (u64)token * a.x_stride + slot * a.x_slot_stride;
+    float sum[1][1] = {};
+    accumulate<1, 1>(sum, rows, a, a.x + column, a.x_scales + column / 32, lane + 32 * (warp % a.split), 32 * a.split);
+    join_warps<1>(&sum[0][0], a.split);
+    if (lane != 0 || warp % a.split != 0 || row >= part.rows) return;
+    float bias = part.bias && inside ? part.bias[(u64)matrix * part.rows + row] : 0.0f;
+    part.out[(u64)token * part.out_stride + slot * part.rows + row] = inside ? sum[0][0] + bias : 0.0f;
+}
+EXPORT(gemv_slots)
