@@ -3,6 +3,9 @@
 //! The core is pure: a profile and a program in, a plan out; same input, same bytes out, on any number of threads.
 
 pub mod arch;
+pub mod cli;
+pub mod compile;
+pub mod cost;
 pub mod graph;
 pub mod place;
 pub mod profile;
@@ -10,3 +13,4 @@ pub mod simulate;
 pub mod transfer;
 
 pub use arch::lower_model;
+pub use compile::plan_model;

@@ -3,9 +3,9 @@
 
 use gguf::Model;
 use plan_format::arena::{Arena, RoundLimits};
-use plan_format::program::{ItemKind, OpKind, Program, WeightRole};
+use plan_format::program::{ItemKind, Program};
 use plan_format::text::program_text;
-use planner::arch::{self, LowerError};
+use planner::arch;
 use planner::graph::graph_text;
 
 /// Reference models by name; the family stands in the file.

@@ -2,8 +2,10 @@
 //! `op.rs` writes one operator, `plan.rs` what `ats-plan inspect` prints.
 
 mod op;
+mod plan;
 
 pub use op::Tables;
+pub use plan::{Detail, bytes_text, plan_text};
 
 use crate::program::{Part, PartAxis, Program, StateKind, Weight};
 use std::fmt::Write;
@@ -40,7 +42,7 @@ pub fn program_text(program: &Program) -> String {
     text
 }
 
-pub(crate) fn line(text: &mut String, arguments: std::fmt::Arguments<'_>) {
+fn line(text: &mut String, arguments: std::fmt::Arguments<'_>) {
     // Writing to a String cannot fail.
     let _ = writeln!(text, "{arguments}");
 }

@@ -2,11 +2,14 @@
 //!
 //! It trusts nothing: all indices and sums are checked before use, and every refusal names section and field. It says
 //! nothing of whether a plan is good. One file per group of invariants, each listing its own:
-//! `program.rs` (tables, items, single assignment), `shapes.rs` (operators against their operands).
+//! `program.rs` (tables, items, single assignment), `shapes.rs` (operators against their operands), `plan.rs` (everything around the
+//! program).
 
+mod plan;
 mod program;
 mod shapes;
 
+pub use plan::{MAX_THREADS, SLOT_ALIGNMENT_BYTES, verify_plan};
 pub use program::{MAX_COLS, MAX_GROUPS, verify_program};
 
 use crate::error::Error;

@@ -1,3 +1,5 @@
-//! `ats-plan`: the offline compiler. Next: `planner::cli`.
+//! `ats-plan`, the offline compiler. Everything is in the library (`planner::cli`).
 
-fn main() {}
+fn main() -> std::process::ExitCode {
+    planner::cli::main()
+}

@@ -1,0 +1,149 @@
+//! `ats-plan compile`: opens the model, lowers it, plans, writes the plan.
+
+use super::output::{Progress, print, write_whole};
+use super::{Amount, Failure, machine, parse_amount};
+use crate::compile::{HostWeights, PlanError, PlanInputs, plan_model};
+use clap::{Args, ValueEnum};
+use gguf::Model;
+use plan_format::arena::RoundLimits;
+use plan_format::artifact::{KvType, Options, Plan};
+use plan_format::fingerprint::of_model;
+use plan_format::program::Program;
+use plan_format::{find, sections, text};
+use std::path::{Path, PathBuf};
+
+/// Planned context where none is asked for, if the model allows it.
+const DEFAULT_CONTEXT_TOKENS: u32 = 8192;
+/// Tokens of a prefill round where nothing is searched.
+const DEFAULT_UBATCH_TOKENS: u32 = 512;
+/// Logits of a round: one for generation, a few for speculation.
+const DEFAULT_OUTPUT_TOKENS: u32 = 8;
+
+/// What to plan.
+#[derive(Debug, Args)]
+pub struct CompileArgs {
+    /// The model: a .gguf file, or any file of a split one.
+    pub model: PathBuf,
+    /// Where to write the plan [default: beside the model, .atsplan for .gguf].
+    #[arg(long, value_name = "FILE")]
+    pub out: Option<PathBuf>,
+    /// Ceiling of everything on the GPU: 6G, 6144M, 0 for none [default: none on a machine without GPU].
+    #[arg(long, value_name = "SIZE", value_parser = parse_amount)]
+    pub vram: Option<Amount>,
+    /// Ceiling of CPU memory for weights [default: not limited].
+    #[arg(long, value_name = "SIZE", value_parser = parse_amount)]
+    pub ram: Option<Amount>,
+    /// Longest context in tokens [default: the model's, at most 8192].
+    #[arg(long, value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(1..))]
+    pub context: Option<u32>,
+    /// Most tokens of a prefill round [default: 512, at most the context].
+    #[arg(long, value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(1..=65536))]
+    pub ubatch: Option<u32>,
+    /// Most tokens of a round whose logits are wanted [default: 8, at most the round].
+    #[arg(long, value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(1..=65536))]
+    pub outputs: Option<u32>,
+    /// Prompt tokens of the workload to be fast at.
+    #[arg(long, value_name = "TOKENS", default_value_t = 512)]
+    pub prompt: u32,
+    /// Generated tokens of that workload.
+    #[arg(long, value_name = "TOKENS", default_value_t = 256)]
+    pub generate: u32,
+    /// Type of the caches of keys and values.
+    #[arg(long, value_enum, default_value = "f16")]
+    pub kv_type: KvTypeArg,
+    /// Plan for the exact kernels: all on the CPU, weights as in the file, F32 caches.
+    #[arg(long, conflicts_with_all = ["vram", "kv_type"])]
+    pub exact: bool,
+}
+
+/// [`KvType`] as it is typed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum KvTypeArg {
+    /// 16-bit floats.
+    F16,
+    /// 32-bit floats.
+    F32,
+}
+
+/// Compiles the plan and says what it is.
+pub fn run(args: &CompileArgs) -> Result<(), Failure> {
+    let progress = Progress::start();
+    progress.step("reading the model");
+    let model = Model::open(&args.model).map_err(Failure::failed)?;
+    let out = out_path(args, &model);
+    let fingerprint = of_model(&model).map_err(Failure::failed)?;
+    progress.step("lowering the model");
+    let program = crate::lower_model(&model).map_err(Failure::failed)?;
+    progress.step("planning");
+    let (device, cpu_threads) = machine::this_machine()?;
+    let options = options(args, &program)?;
+    let host_weights = if args.exact { HostWeights::AsInFile } else { HostWeights::Packed };
+    let inputs = PlanInputs { program, model: fingerprint, device, options, cpu_threads, host_weights };
+    let plan = plan_model(inputs).map_err(explain)?;
+    let bytes = sections::to_bytes(&plan).map_err(Failure::failed)?;
+    write_whole(&out, &bytes)?;
+    drop(progress);
+    print(&summary(&plan, &out))
+}
+
+/// `--out`, else beside the model's first shard.
+fn out_path(args: &CompileArgs, model: &Model) -> PathBuf {
+    let first_shard = model.files().first().map_or(args.model.as_path(), |file| file.path.as_path());
+    args.out.clone().unwrap_or_else(|| find::beside(first_shard))
+}
+
+fn options(args: &CompileArgs, program: &Program) -> Result<Options, Failure> {
+    let context_tokens = args.context.unwrap_or(program.context_tokens.min(DEFAULT_CONTEXT_TOKENS));
+    let ubatch_tokens = args.ubatch.unwrap_or(DEFAULT_UBATCH_TOKENS).min(context_tokens);
+    let output_tokens = args.outputs.unwrap_or(DEFAULT_OUTPUT_TOKENS).min(ubatch_tokens);
+    let kv_type = match (args.exact, args.kv_type) {
+        (true, _) | (_, KvTypeArg::F32) => KvType::F32,
+        (false, KvTypeArg::F16) => KvType::F16,
+    };
+    Ok(Options {
+        vram_bytes: args.vram.map_or(Ok(0), |amount| known_amount("--vram", amount))?,
+        ram_bytes: args.ram.map(|amount| known_amount("--ram", amount)).transpose()?,
+        context_tokens,
+        limits: RoundLimits { ubatch_tokens, output_tokens },
+        prompt_tokens: args.prompt,
+        generate_tokens: args.generate,
+        kv_type,
+    })
+}
+
+fn known_amount(flag: &str, amount: Amount) -> Result<u64, Failure> {
+    match amount {
+        Amount::Bytes(bytes) => Ok(bytes),
+        Amount::PercentOfFree(percent) => {
+            let error = anyhow::anyhow!("{flag} {percent}%: how much is free there cannot be told on this machine");
+            Err(Failure::usage(error).hint(format!("give {flag} a size, such as 6G")))
+        }
+    }
+}
+
+fn explain(error: PlanError) -> Failure {
+    match &error {
+        PlanError::Context { most, .. } => {
+            let hint = format!("give --context at most {most}");
+            Failure::usage(error).hint(hint)
+        }
+        PlanError::NoGpu { .. } => Failure::usage(error).hint("leave out --vram, or give --vram 0"),
+        PlanError::Plan(_) => Failure::failed(error),
+    }
+}
+
+fn summary(plan: &Plan, out: &Path) -> String {
+    let options = &plan.origin.options;
+    let mut text = format!(
+        "{}: {} with {} items for {}, context {} tokens\n",
+        out.display(),
+        plan.program.architecture,
+        plan.program.items.len(),
+        plan.origin.device.gpu.as_ref().map_or(&plan.origin.device.cpu_model, |gpu| &gpu.model),
+        options.context_tokens,
+    );
+    for used in plan.report.memory.iter().filter(|used| used.bytes > 0) {
+        text.push_str(&format!("  {:<13}{:>11}\n", format!("{:?}", used.region), text::bytes_text(used.bytes)));
+    }
+    text
+}
