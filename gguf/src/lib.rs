@@ -10,6 +10,8 @@ mod header;
 mod layout;
 mod metadata;
 mod model;
+#[doc(hidden)]
+pub mod oracle;
 mod split;
 mod types;
 mod value;
