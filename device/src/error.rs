@@ -54,4 +54,30 @@ pub enum DeviceError {
         /// What was expected.
         expected: &'static str,
     },
+    /// The system refuses host memory.
+    #[error("cannot get {bytes} bytes of host memory: {source}; close other programs or plan with a smaller `--ram`")]
+    HostMemory {
+        /// What was asked for.
+        bytes: u64,
+        /// The system's reason.
+        source: std::io::Error,
+    },
+    /// A piece of a file that does not fit its buffer or overlaps another.
+    #[error("{piece:?} overlaps another, leaves the buffer or names no file; the plan is damaged, compile it again")]
+    ReadPiece {
+        /// The piece.
+        piece: crate::memory::ReadPiece,
+    },
+    /// A file cannot be read, or ends early.
+    #[error("cannot read {bytes} bytes at {offset_bytes} of file {file}: {source}; is the model file complete?")]
+    FileRead {
+        /// Index into the list of files.
+        file: usize,
+        /// Where.
+        offset_bytes: u64,
+        /// How much.
+        bytes: u64,
+        /// The system's reason.
+        source: std::io::Error,
+    },
 }

@@ -5,7 +5,9 @@
 
 mod affinity;
 mod cgroup;
+pub mod clock;
 mod error;
+pub mod memory;
 #[cfg(not(loom))]
 mod sync;
 #[cfg(loom)]
