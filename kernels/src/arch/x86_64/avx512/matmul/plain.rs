@@ -4,7 +4,7 @@
 use std::arch::x86_64::*;
 use std::ops::Range;
 
-use super::tile::{Lanes, Tile};
+use super::tile::{Lanes, Tile, prefetch};
 use crate::cpu::matmul::{PLAIN_CHAINS, PLAIN_SEGMENT_COLS, Product, Source};
 use crate::quant::{CHUNK_COLS, PANEL_ROWS};
 
@@ -116,6 +116,7 @@ unsafe fn direct<N: Number, const T: usize>(product: &Product, panel: usize) {
             let mut chains = [[_mm512_setzero_ps(); PLAIN_CHAINS]; T];
             let whole = cols / PLAIN_CHAINS * PLAIN_CHAINS;
             for col in (0..whole).step_by(PLAIN_CHAINS) {
+                prefetch(weights.wrapping_add(col * N::COLUMN_BYTES), PLAIN_CHAINS * N::COLUMN_BYTES);
                 for i in 0..PLAIN_CHAINS {
                     add_column::<N, T>(&mut chains, i, weights, col + i, act, tile.act_stride_bytes);
                 }

@@ -19,6 +19,10 @@ const BLOCK_CHUNKS: usize = 4;
 /// Tokens for which an unpacked piece is used before the next one: their activations stay in the second cache.
 const BLOCK_TOKENS: usize = 512;
 
+/// How far ahead weights are prefetched: 2 KiB is too little, 4 to 8 KiB are equally good, more pushes data out of the
+/// first cache.
+const PREFETCH_BYTES: usize = 6 << 10;
+
 /// A tile's operands: activations of its first token, and the first token's result for the first row of a panel.
 #[derive(Clone, Copy)]
 pub(super) struct Tile {
@@ -114,6 +118,21 @@ unsafe fn dots<W: Packed, const T: usize, const FROM: usize, const TO: usize>(
             }
         }
         dots
+    }
+}
+
+/// Asks for the lines of the `bytes` bytes that lie [`PREFETCH_BYTES`] ahead of `at`.
+///
+/// The hardware's own prefetcher stops at each page and runs too few lines ahead of code that computes between loads:
+/// a plain read's rate is reached only with this (measured on Sapphire Rapids: Q4_0 0.58 of it without, 0.88 with).
+///
+/// # Safety
+/// None but the features: a prefetch of any address is harmless.
+#[inline(always)]
+pub(super) unsafe fn prefetch(at: *const u8, bytes: usize) {
+    for line in (0..bytes).step_by(64) {
+        // SAFETY: see above.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(at.wrapping_add(PREFETCH_BYTES + line).cast()) };
     }
 }
 
@@ -233,9 +252,12 @@ unsafe fn direct<W: Packed, const T: usize>(product: &Product, panel: usize, tok
         let mut act = tile.act;
         for chunk in 0..source.chunks() {
             let subs = source.chunk_cols(chunk) / SUB_COLS;
-            let chunk = source.chunk(panel, chunk, &mut buffer).as_ptr();
+            let bytes = source.chunk(panel, chunk, &mut buffer);
+            let chunk = bytes.as_ptr();
+            let sub_bytes = bytes.len() / subs;
             W::scales(chunk, subs, &mut scales);
             for sub in 0..subs {
+                prefetch(chunk.wrapping_add(sub * sub_bytes), sub_bytes);
                 let quants = W::quants(chunk, subs, sub);
                 add_sub_block::<W, T>(&mut acc, &quants, &scales, sub, act, tile.act_stride_bytes);
                 act = act.add(ACT_BLOCK_BYTES);
