@@ -9,7 +9,20 @@ use planner::arch;
 use planner::graph::graph_text;
 
 /// Reference models by name; the family stands in the file.
-const MODELS: &[&str] = &["llama", "llama-spm", "qwen2", "qwen3", "gemma3"];
+const MODELS: &[&str] = &[
+    "llama",
+    "llama-spm",
+    "qwen2",
+    "qwen3",
+    "gemma3",
+    "glm4",
+    "qwen3moe",
+    "gpt-oss",
+    "qwen3next",
+    "qwen35moe",
+    "llama4",
+    "deepseek2",
+];
 
 fn open(name: &str) -> Model {
     Model::open(&fixtures::reference_dir().join(format!("tiny-{name}.gguf"))).unwrap()
@@ -23,8 +36,9 @@ fn lowered(name: &str) -> Program {
 fn every_reference_model_lowers_to_a_verified_program() {
     for name in MODELS {
         let program = lowered(name);
-        let attention = program.items.iter().filter(|item| item.kind == ItemKind::Attention).count();
-        assert_eq!(attention, program.states.len(), "{name}");
+        let kind = |kind| program.items.iter().filter(|item| item.kind == kind).count();
+        let states = kind(ItemKind::Attention) + 2 * kind(ItemKind::Recurrent);
+        assert_eq!(states, program.states.len(), "{name}");
         assert_eq!(program, lowered(name), "{name}: lowering again gives something else");
     }
 }
@@ -52,4 +66,22 @@ fn arenas_are_valid_and_near_their_floor() {
             assert!(arena.size_bytes * 10 <= floor * 11, "{name} {limits:?}: {} over {floor}", arena.size_bytes);
         }
     }
+}
+
+#[test]
+fn layers_of_mixed_families_are_as_recorded() {
+    for (name, layers) in
+        [("qwen3next", 3..4), ("qwen35moe", 1..2), ("llama4", 3..4), ("deepseek2", 1..2), ("gpt-oss", 0..1)]
+    {
+        insta::assert_snapshot!(format!("layer_of_{name}"), layer_text(&lowered(name), layers));
+    }
+}
+
+/// The lines of some layers.
+fn layer_text(program: &Program, layers: std::ops::Range<u32>) -> String {
+    let text = program_text(program);
+    let mut lines = text.lines().skip_while(|line| !line.ends_with(&format!("layer={}", layers.start)));
+    let end = format!("layer={}", layers.end);
+    let wanted: Vec<&str> = lines.by_ref().take_while(|line| !line.ends_with(&end) && *line != "output Head").collect();
+    wanted.join("\n")
 }

@@ -1,7 +1,9 @@
 //! Gemma 3: scaled embedding, four norms a layer, GeGLU, and layers that see a window only. architectures, section 7.
 
 use super::LowerError;
-use super::common::{AttentionSpec, Bias, Factors, FfnSpec, GateUp, HeadNorms, Heads, Lowering, Scaling, usual_scale};
+use super::common::{
+    AttentionSpec, Bias, Factors, FfnSpec, GateUp, HeadNorms, Heads, Lowering, Scaling, Sinks, usual_scale,
+};
 use super::source::all_but_last_of;
 use plan_format::program::{GluActivation, Mask, RopePairing, View};
 
@@ -25,6 +27,8 @@ pub fn lower(l: &mut Lowering<'_>) -> Result<View, LowerError> {
         output_bias: Bias::IfPresent,
         head_norms: HeadNorms::BeforeRope,
         rope: Some(l.rope(RopePairing::Neox, n_rot, Scaling::Metadata, Factors::Never)?),
+        position_scale: None,
+        sinks: Sinks::Off,
         scale: match l.layers {
             LAYERS_27B => 1.0 / (l.hidden as f32 / heads.q as f32).sqrt(),
             _ => usual_scale(&heads),

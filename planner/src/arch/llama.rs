@@ -1,7 +1,9 @@
 //! Llama 2 and 3, Mistral, SmolLM2 and whatever else says `llama`. architectures, section 2.
 
 use super::LowerError;
-use super::common::{AttentionSpec, Bias, Factors, FfnSpec, GateUp, HeadNorms, Heads, Lowering, Scaling, usual_scale};
+use super::common::{
+    AttentionSpec, Bias, Factors, FfnSpec, GateUp, HeadNorms, Heads, Lowering, Scaling, Sinks, usual_scale,
+};
 use plan_format::program::{GluActivation, Mask, RopePairing, View};
 
 /// Lowers the whole model.
@@ -22,6 +24,8 @@ pub fn lower(l: &mut Lowering<'_>) -> Result<View, LowerError> {
         output_bias: Bias::IfPresent,
         head_norms: HeadNorms::Off,
         rope: Some(l.rope(RopePairing::Norm, n_rot, Scaling::Metadata, Factors::IfPresent)?),
+        position_scale: None,
+        sinks: Sinks::Off,
         scale: usual_scale(&heads),
         mask: Mask::Causal,
         post_norm: None,

@@ -5,11 +5,18 @@
 //! left over is an error with its name. Next: `source.rs` (keys and tensors), `common/mod.rs`, then any family.
 
 mod common;
+mod deepseek2;
 mod error;
 mod gemma3;
+mod glm4;
+mod gpt_oss;
 mod llama;
+mod llama4;
 mod qwen2;
 mod qwen3;
+mod qwen35moe;
+mod qwen3moe;
+mod qwen3next;
 mod source;
 
 pub use error::LowerError;
@@ -23,8 +30,19 @@ use plan_format::verify::verify_program;
 type Family = fn(&mut Lowering<'_>) -> Result<View, LowerError>;
 
 /// Every family by its `general.architecture`.
-const FAMILIES: &[(&str, Family)] =
-    &[("gemma3", gemma3::lower), ("llama", llama::lower), ("qwen2", qwen2::lower), ("qwen3", qwen3::lower)];
+const FAMILIES: &[(&str, Family)] = &[
+    ("deepseek2", deepseek2::lower),
+    ("gemma3", gemma3::lower),
+    ("glm4", glm4::lower),
+    ("gpt-oss", gpt_oss::lower),
+    ("llama", llama::lower),
+    ("llama4", llama4::lower),
+    ("qwen2", qwen2::lower),
+    ("qwen3", qwen3::lower),
+    ("qwen35moe", qwen35moe::lower),
+    ("qwen3moe", qwen3moe::lower),
+    ("qwen3next", qwen3next::lower),
+];
 
 /// Names of the families that can be lowered, sorted.
 pub fn families() -> impl Iterator<Item = &'static str> {

@@ -1,7 +1,9 @@
 //! Qwen2, Qwen2.5 and their distillations: llama with NEOX rope and biases on q, k, v. architectures, section 3.
 
 use super::LowerError;
-use super::common::{AttentionSpec, Bias, Factors, FfnSpec, GateUp, HeadNorms, Heads, Lowering, Scaling, usual_scale};
+use super::common::{
+    AttentionSpec, Bias, Factors, FfnSpec, GateUp, HeadNorms, Heads, Lowering, Scaling, Sinks, usual_scale,
+};
 use plan_format::program::{GluActivation, Mask, RopePairing, View};
 
 /// Lowers the whole model.
@@ -15,6 +17,8 @@ pub fn lower(l: &mut Lowering<'_>) -> Result<View, LowerError> {
         output_bias: Bias::IfPresent,
         head_norms: HeadNorms::Off,
         rope: Some(l.rope(RopePairing::Neox, n_rot, Scaling::Metadata, Factors::Never)?),
+        position_scale: None,
+        sinks: Sinks::Off,
         scale: usual_scale(&heads),
         mask: Mask::Causal,
         post_norm: None,

@@ -1,7 +1,9 @@
 //! Qwen3 (dense): llama with NEOX rope and norms of q's and k's heads before it. architectures, section 4.
 
 use super::LowerError;
-use super::common::{AttentionSpec, Bias, Factors, FfnSpec, GateUp, HeadNorms, Heads, Lowering, Scaling, usual_scale};
+use super::common::{
+    AttentionSpec, Bias, Factors, FfnSpec, GateUp, HeadNorms, Heads, Lowering, Scaling, Sinks, usual_scale,
+};
 use plan_format::program::{GluActivation, Mask, RopePairing, View};
 
 /// Lowers the whole model.
@@ -33,6 +35,8 @@ pub fn attention_spec(l: &mut Lowering<'_>) -> Result<AttentionSpec, LowerError>
         output_bias: Bias::IfPresent,
         head_norms: HeadNorms::BeforeRope,
         rope: Some(l.rope(RopePairing::Neox, n_rot, Scaling::Metadata, Factors::Never)?),
+        position_scale: None,
+        sinks: Sinks::Off,
         scale: usual_scale(&heads),
         mask: Mask::Causal,
         post_norm: None,

@@ -58,11 +58,6 @@ impl<'m> Source<'m> {
         Source { model, architecture, used: RefCell::new(vec![false; model.tensors().len()]) }
     }
 
-    /// The family's name.
-    pub fn architecture(&self) -> &'m str {
-        self.architecture
-    }
-
     /// Full name of a key of the family.
     pub fn key(&self, name: &str) -> String {
         format!("{}.{name}", self.architecture)
@@ -135,23 +130,34 @@ impl<'m> Source<'m> {
         Ok(self.model.opt_bool(&self.key(name))?)
     }
 
-    /// A truth value per layer: from an array of at least `layers` of them (more are those of skipped blocks), or from
-    /// a period n, of which the last layer is false; `None` if the key is absent.
+    /// A truth value per layer: from an array as [`Source::flags`] reads it, or from a period n, of which the last layer
+    /// is false; `None` if the key is absent.
     pub fn pattern(&self, name: &str, layers: u32) -> Result<Option<Vec<bool>>, LowerError> {
-        let key = self.key(name);
-        match self.model.get(&key) {
-            None => Ok(None),
+        match self.model.get(&self.key(name)) {
             Some(value) if value.as_array().is_none() => {
-                let period = self.u32(name, 1..=u32::MAX)?;
-                Ok(Some(all_but_last_of(period, layers)))
+                Ok(Some(all_but_last_of(self.u32(name, 1..=u32::MAX)?, layers)))
             }
-            Some(_) => {
-                let flags: Vec<bool> = self.model.array(&key)?.iter_bool()?.take(layers as usize).collect();
-                match flags.len() == layers as usize {
-                    true => Ok(Some(flags)),
-                    false => Err(self.refuse(name, format!("{} values", flags.len()), format!("{layers} of them"))),
-                }
-            }
+            _ => self.flags(name, layers),
+        }
+    }
+
+    /// A truth value per layer, from an array of at least `layers` of them (more are those of skipped blocks); `None`
+    /// if the key is absent.
+    pub fn flags(&self, name: &str, layers: u32) -> Result<Option<Vec<bool>>, LowerError> {
+        let Some(array) = self.model.opt_array(&self.key(name))? else { return Ok(None) };
+        let flags: Vec<bool> = array.iter_bool()?.take(layers as usize).collect();
+        match flags.len() == layers as usize {
+            true => Ok(Some(flags)),
+            false => Err(self.refuse(name, format!("{} values", flags.len()), format!("{layers} or more of them"))),
+        }
+    }
+
+    /// Numbers of a required array of exactly `len`.
+    pub fn numbers(&self, name: &str, len: usize) -> Result<Vec<u32>, LowerError> {
+        let numbers: Vec<u32> = self.model.array(&self.key(name))?.iter_u32()?.collect();
+        match numbers.len() == len {
+            true => Ok(numbers),
+            false => Err(self.refuse(name, format!("{numbers:?}"), format!("{len} numbers"))),
         }
     }
 

@@ -20,6 +20,10 @@ pub struct AttentionSpec {
     pub head_norms: HeadNorms,
     /// Rotation of q and k; `None` = no positions.
     pub rope: Option<RopeId>,
+    /// Multiplies q, by its position (llama4).
+    pub position_scale: Option<PositionScale>,
+    /// Whether heads have a sink, `attn_sinks`.
+    pub sinks: Sinks,
     /// Multiplies q·k.
     pub scale: f32,
     /// What a token sees.
@@ -35,6 +39,26 @@ pub enum HeadNorms {
     Off,
     /// `attn_q_norm`, `attn_k_norm` before the rotation.
     BeforeRope,
+    /// Without weights, after the rotation.
+    AfterRopeUnweighted,
+}
+
+/// Whether each query head has an extra logit that joins the softmax.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Sinks {
+    /// No.
+    Off,
+    /// `attn_sinks` {heads}.
+    PerHead,
+}
+
+/// `q · (1 + factor · ln(floor((position + 1) / period) + 1))`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct PositionScale {
+    /// Positions of a step.
+    pub period_tokens: u32,
+    /// Height of the first step.
+    pub factor: f32,
 }
 
 /// Queries, keys and values of the round.
@@ -89,6 +113,15 @@ impl Lowering<'_> {
             q = self.rotate(blk(layer, "q_rope"), q, q_heads, k_cols, rope);
             k = self.rotate(blk(layer, "k_rope"), k, kv, k_cols, rope);
         }
+        if spec.head_norms == HeadNorms::AfterRopeUnweighted {
+            q = self.norm_unweighted(blk(layer, "q_norm"), q, k_cols);
+            k = self.norm_unweighted(blk(layer, "k_norm"), k, k_cols);
+        }
+        if let Some(PositionScale { period_tokens, factor }) = spec.position_scale {
+            let out = self.graph.value(blk(layer, "q_scaled"), q.cols);
+            self.graph.op(OpKind::PositionScale { x: q, period_tokens, factor, out });
+            q = out;
+        }
         self.attend_cached(layer, Qkv { q, k, v: qkv.v }, spec)
     }
 
@@ -109,6 +142,10 @@ impl Lowering<'_> {
         let kind = StateKind::Kv { k_cols: k_all, v_cols: v_all, window_tokens };
         let cache = self.graph.state(blk(layer, "kv"), kind);
         self.graph.op(OpKind::StoreKv { k: qkv.k, v: Some(qkv.v), cache });
+        let sinks = match spec.sinks {
+            Sinks::PerHead => Some(self.small(&blk(layer, "attn_sinks.weight"), &[q])?),
+            Sinks::Off => None,
+        };
         let attention = Attention {
             q_heads: q,
             kv_heads: kv,
@@ -116,7 +153,7 @@ impl Lowering<'_> {
             v_head_cols: v_cols,
             scale: spec.scale,
             mask: spec.mask,
-            sinks: None,
+            sinks,
         };
         let out = self.graph.value(blk(layer, "attn"), out_all);
         self.graph.op(OpKind::Attention { q: qkv.q, cache, attention, out });

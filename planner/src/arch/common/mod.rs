@@ -1,15 +1,20 @@
 //! Building blocks of all families. This file: the lowering's state and the smallest blocks (norm, product, residual).
-//! Bigger ones: `ends.rs` (embedding, head), `attention.rs`, `ffn.rs`, `rope.rs`.
+//! Bigger ones: `ends.rs` (embedding, head), `attention.rs`, `rope.rs`, `ffn.rs`, `moe.rs`,
+//! `delta.rs` (linear attention).
 
 mod attention;
+mod delta;
 mod ends;
 mod ffn;
 mod heads;
+mod moe;
 mod rope;
 
-pub use attention::{AttentionSpec, HeadNorms, usual_scale};
+pub use attention::{AttentionSpec, HeadNorms, PositionScale, Qkv, Sinks, usual_scale};
+pub use delta::{DeltaSpec, Gates};
 pub use ffn::{FfnSpec, GateUp};
 pub use heads::Heads;
+pub use moe::{MoeSpec, SharedExperts, SharedGate, WeighedAt};
 pub use rope::{Factors, Scaling};
 
 use super::LowerError;
@@ -95,6 +100,13 @@ impl<'m> Lowering<'m> {
         let out = self.graph.value(name.to_owned(), x.cols);
         self.graph.op(OpKind::RmsNorm { x, group, weight: Some(weight), eps: self.eps, out });
         Ok(out)
+    }
+
+    /// RMS norm of each `group` columns without weights.
+    pub fn norm_unweighted(&mut self, name: String, x: View, group: u32) -> View {
+        let out = self.graph.value(name, x.cols);
+        self.graph.op(OpKind::RmsNorm { x, group, weight: None, eps: self.eps, out });
+        out
     }
 
     /// One product `name` of `in_cols` to `out_cols` for a fused group: `name.weight` and perhaps `name.bias`.
