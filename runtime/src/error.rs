@@ -1,5 +1,7 @@
 //! Everything that can go wrong while a model runs: what, why, and what to do. Not here: exit codes (`cli`).
 
+use std::path::PathBuf;
+
 /// Errors of the runtime.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
@@ -32,6 +34,111 @@ pub enum Error {
         token: u32,
         /// The vocabulary.
         vocab: usize,
+    },
+    /// The tokenizer.
+    #[error(transparent)]
+    Text(#[from] text::TextError),
+    /// Sampling.
+    #[error(transparent)]
+    Sample(#[from] text::SampleError),
+    /// A file that cannot be read.
+    #[error("cannot read {}: {source}", path.display())]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// A file that cannot be written.
+    #[error("cannot write {}: {source}", path.display())]
+    Write {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// A plan that is damaged or of another version.
+    #[error("{} is no plan that can be used: {source}", path.display())]
+    PlanFile {
+        /// The plan.
+        path: PathBuf,
+        /// What is wrong with it.
+        source: plan_format::Error,
+    },
+    /// A plan for another model.
+    #[error("the plan {} is stale: the model has changed since it was made ({difference})", path.display())]
+    StalePlan {
+        /// The plan.
+        path: PathBuf,
+        /// In what.
+        difference: plan_format::fingerprint::ModelDifference,
+    },
+    /// A plan for another machine.
+    #[error("the plan {} was made for another machine ({planned}; here: {here})", path.display())]
+    ForeignPlan {
+        /// The plan.
+        path: PathBuf,
+        /// Its machine.
+        planned: String,
+        /// This one.
+        here: String,
+    },
+    /// A plan with too short a context.
+    #[error("the plan {} has a context of {planned} tokens, {needed} are needed", path.display())]
+    PlanTooShort {
+        /// The plan.
+        path: PathBuf,
+        /// Its context.
+        planned: u32,
+        /// Positions needed.
+        needed: u32,
+    },
+    /// No place for compiled plans.
+    #[error("no cache folder is known: set XDG_CACHE_HOME or HOME, or name a plan with --plan")]
+    NoCache,
+    /// `ats-plan` cannot be started.
+    #[error("cannot start {} to make a plan: {source}", program.display())]
+    StartPlanner {
+        /// The program.
+        program: PathBuf,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// `ats-plan` failed; it has said why.
+    #[error("{} compile {arguments} failed", program.display())]
+    Planner {
+        /// The program.
+        program: PathBuf,
+        /// Its flags.
+        arguments: String,
+    },
+    /// More tokens than the planned context.
+    #[error("{needed} tokens are needed, the plan has a context of {planned}")]
+    ContextFull {
+        /// Tokens.
+        needed: usize,
+        /// The plan's context.
+        planned: usize,
+    },
+    /// Nothing to continue.
+    #[error("the prompt is empty, and the model adds no beginning to it: there is nothing to continue")]
+    EmptyPrompt,
+    /// Logits that are not finite.
+    #[error("the logits at position {position} are not finite; the first result that is not is {operator}")]
+    NotFinite {
+        /// Position of the token.
+        position: u32,
+        /// Name of the first value that is not finite.
+        operator: String,
+    },
+    /// An instruction set that this machine does not have.
+    #[error("this machine does not have the instruction set that ATS_ISA asks for")]
+    IsaAbsent,
+    /// An instruction set of no known name.
+    #[error("ATS_ISA is `{name}`: known are scalar, avx2 and avx512")]
+    IsaName {
+        /// What was given.
+        name: String,
     },
     /// A fault of this program: the plan's verifier should have refused it.
     #[error("internal fault: {what}")]

@@ -1,3 +1,7 @@
 //! `ats-run`: the runtime. Next: `runtime::cli`.
 
-fn main() {}
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    runtime::cli::main()
+}

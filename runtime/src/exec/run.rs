@@ -5,6 +5,7 @@ use super::light::Rows;
 use super::prepare::{Limits, Memory, Prepared, prepare};
 use super::round::Round;
 use super::scratch::WorkerScratch;
+use super::shared::Place;
 use super::states::{StateSnapshot, States};
 use super::step::{Delta, Step, Task};
 use super::weights::{Precision, WeightStore};
@@ -33,6 +34,15 @@ pub struct Executor {
     limits: Limits,
     round_limits: RoundLimits,
     vocab: usize,
+    /// Results of each operator, to look for the first that is not finite.
+    watched: Vec<Vec<Watched>>,
+}
+
+/// A result of an operator.
+struct Watched {
+    name: String,
+    rows: program::Rows,
+    place: Place,
 }
 
 /// What all workers of a round read.
@@ -60,22 +70,15 @@ impl Executor {
         let scratch = || Mutex::new(WorkerScratch::new(&prepared.shapes, prepared.experts_max, tokens));
         let scratch = (0..team.threads()).map(|_| scratch()).collect();
         let vocab = program.vocab as usize;
-        Ok(Self { weights, scratch, team, isa, limits, round_limits: arena.limits, vocab, prepared })
+        let watched = program.ops.iter().map(|op| watched(program, arena, op)).collect();
+        Ok(Self { weights, scratch, team, isa, limits, round_limits: arena.limits, vocab, prepared, watched })
     }
 
     /// Runs a round and returns its logits \[outputs, vocab\].
     /// Errors: a round beyond the limits, a worker's fault.
     pub fn run(&mut self, round: &Round) -> Result<View<'_>, Error> {
         self.check(round)?;
-        let context = Context {
-            round,
-            memory: &self.prepared.memory,
-            states: &self.prepared.states,
-            weights: &self.weights,
-            ropes: &self.prepared.ropes,
-            isa: self.isa,
-            precision: self.limits.precision,
-        };
+        let context = Context::new(round, &self.prepared, &self.weights, (self.isa, self.limits.precision));
         let (steps, scratch) = (&self.prepared.steps, &self.scratch);
         let failure: Mutex<Option<Error>> = Mutex::new(None);
         self.team.run(|worker| {
@@ -91,6 +94,29 @@ impl Executor {
         }
         // SAFETY: the round is over, and the next needs `&mut self`.
         Ok(unsafe { self.prepared.memory.values.view(self.prepared.logits, 0..round.outputs.len()) })
+    }
+
+    /// The first value of a round that is not finite, by name: a diagnosis after [`Self::run`] gave such logits. The
+    /// round is run again, one operator at a time.
+    pub fn first_non_finite(&mut self, round: &Round) -> Result<Option<String>, Error> {
+        let found: Mutex<Option<String>> = Mutex::new(None);
+        let (prepared, watched) = (&self.prepared, &self.watched);
+        let context = Context::new(round, prepared, &self.weights, (self.isa, self.limits.precision));
+        let scratch = &self.scratch;
+        self.team.run(|worker| {
+            let mut scratch = lock(&scratch[worker.index()]);
+            for (index, step) in prepared.steps.iter().enumerate() {
+                // A fault of an operator shows as a missing diagnosis; the round itself has reported it.
+                let _ = context.task(worker, &mut scratch, &step.task);
+                worker.barrier();
+                let last = prepared.steps.get(index + 1).is_none_or(|next| next.op != step.op);
+                if worker.index() == 0 && last && lock(&found).is_none() {
+                    *lock(&found) = context.non_finite(&watched[step.op.index()]);
+                }
+                worker.barrier();
+            }
+        })?;
+        Ok(lock(&found).take())
     }
 
     fn check(&self, round: &Round) -> Result<(), Error> {
@@ -161,6 +187,42 @@ fn share(worker: &Worker, total: usize) -> Range<usize> {
     (worker.index() * each).min(total)..((worker.index() + 1) * each).min(total)
 }
 
+/// The F32 values that an operator writes.
+fn watched(program: &Program, arena: &Arena, op: &program::Op) -> Vec<Watched> {
+    let written = op.kind.writes().map(|columns| columns.value);
+    let floats = written.filter(|value| program.values[value.index()].elem == program::Elem::F32);
+    let watch = |value: plan_format::ValueId| {
+        let program::Value { name, rows, cols, .. } = &program.values[value.index()];
+        let base_bytes = arena.offsets_bytes[value.index()] as usize;
+        let place = Place { base_bytes, offset_bytes: base_bytes, stride: *cols as usize, cols: *cols as usize };
+        Watched { name: name.clone(), rows: *rows, place }
+    };
+    floats.map(watch).collect()
+}
+
+impl<'a> Context<'a> {
+    fn new(
+        round: &'a Round,
+        prepared: &'a Prepared,
+        weights: &'a WeightStore,
+        (isa, precision): (Isa, Precision),
+    ) -> Self {
+        let Prepared { memory, states, ropes, .. } = prepared;
+        Context { round, memory, states, weights, ropes, isa, precision }
+    }
+
+    /// The first of these results that is not finite.
+    fn non_finite(&self, results: &[Watched]) -> Option<String> {
+        let bad = |result: &&Watched| {
+            let rows = 0..self.total(result.rows);
+            // SAFETY: called between barriers, when no one writes.
+            let view: View = unsafe { self.memory.values.view(result.place, rows.clone()) };
+            rows.into_iter().any(|row| view.row(row).iter().any(|value| !value.is_finite()))
+        };
+        results.iter().find(bad).map(|result| result.name.clone())
+    }
+}
+
 impl Context<'_> {
     fn total(&self, rows: program::Rows) -> usize {
         match rows {
@@ -220,7 +282,7 @@ impl Context<'_> {
     fn conv(
         &self,
         worker: &Worker,
-        (x, out): (super::shared::Place, super::shared::Place),
+        (x, out): (Place, Place),
         (filter, state): (plan_format::WeightId, plan_format::StateId),
         taps: usize,
     ) {

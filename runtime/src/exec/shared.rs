@@ -12,20 +12,15 @@ use std::ops::Range;
 /// A cache line, so that regions start aligned for every vector width.
 #[repr(align(64))]
 #[derive(Clone, Copy)]
-struct Line([u8; 64]);
+struct Line(#[expect(dead_code, reason = "read and written through typed windows")] [u8; 64]);
 
 /// A zeroed region of shared memory.
 pub struct Shared {
-    lines: UnsafeCell<Box<[Line]>>,
-    size_bytes: usize,
-    start: *mut u8,
+    lines: Box<[UnsafeCell<Line>]>,
 }
 
 // SAFETY: access goes through `window` and `window_mut`, whose contracts exclude data races.
 unsafe impl Sync for Shared {}
-// SAFETY: the memory is owned; `start` points into it.
-unsafe impl Send for Shared {}
-
 /// A matrix in a region: `[rows, cols]` of a value whose rows are `stride` elements apart.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Place {
@@ -50,20 +45,23 @@ impl Place {
 impl Shared {
     /// A zeroed region of at least `size_bytes`.
     pub fn new(size_bytes: usize) -> Self {
-        let mut lines = vec![Line([0; 64]); size_bytes.div_ceil(64)].into_boxed_slice();
-        let start = lines.as_mut_ptr().cast();
-        Self { lines: UnsafeCell::new(lines), size_bytes: size_bytes.next_multiple_of(64), start }
+        let lines = (0..size_bytes.div_ceil(64)).map(|_| UnsafeCell::new(Line([0; 64])));
+        Self { lines: lines.collect() }
+    }
+
+    fn start(&self) -> *mut u8 {
+        self.lines.as_ptr().cast_mut().cast()
     }
 
     /// Size in bytes.
     pub fn size_bytes(&self) -> usize {
-        self.size_bytes
+        self.lines.len() * 64
     }
 
     #[track_caller]
     fn check<T>(&self, offset_bytes: usize, len: usize) {
         let end = len.checked_mul(size_of::<T>()).and_then(|bytes| bytes.checked_add(offset_bytes));
-        assert!(end.is_some_and(|end| end <= self.size_bytes), "{len} elements at {offset_bytes} leave the region");
+        assert!(end.is_some_and(|end| end <= self.size_bytes()), "{len} elements at {offset_bytes} leave the region");
         assert!(offset_bytes.is_multiple_of(align_of::<T>()), "offset {offset_bytes} is not aligned");
     }
 
@@ -75,7 +73,7 @@ impl Shared {
     pub unsafe fn slice<T: Pod>(&self, offset_bytes: usize, len: usize) -> &[T] {
         self.check::<T>(offset_bytes, len);
         // SAFETY: in bounds and aligned (checked), initialised; no writer by this function's contract.
-        unsafe { std::slice::from_raw_parts(self.start.add(offset_bytes).cast(), len) }
+        unsafe { std::slice::from_raw_parts(self.start().add(offset_bytes).cast(), len) }
     }
 
     /// `len` elements from a byte offset, writable.
@@ -87,7 +85,7 @@ impl Shared {
     pub unsafe fn slice_mut<T: Pod>(&self, offset_bytes: usize, len: usize) -> &mut [T] {
         self.check::<T>(offset_bytes, len);
         // SAFETY: in bounds and aligned (checked), initialised; exclusive by this function's contract.
-        unsafe { std::slice::from_raw_parts_mut(self.start.add(offset_bytes).cast(), len) }
+        unsafe { std::slice::from_raw_parts_mut(self.start().add(offset_bytes).cast(), len) }
     }
 
     /// Rows `rows` of a place.
@@ -117,9 +115,9 @@ impl Shared {
     /// # Safety
     /// No one writes the rows that are read through the view.
     pub unsafe fn matrix<T: Pod>(&self, cols: usize) -> View<'_, T> {
-        let rows = self.size_bytes / size_of::<T>() / cols;
+        let rows = self.size_bytes() / size_of::<T>() / cols;
         // SAFETY: rows · cols elements are in bounds; no writer by this function's contract.
-        unsafe { View::from_raw(self.start.cast_const().cast(), rows, cols, cols) }
+        unsafe { View::from_raw(self.start().cast_const().cast(), rows, cols, cols) }
     }
 
     /// The whole region as rows of `cols` elements, writable row by row.
@@ -127,9 +125,9 @@ impl Shared {
     /// # Safety
     /// No one else touches the rows that are written through the view.
     pub unsafe fn matrix_mut<T: Pod>(&self, cols: usize) -> ViewMut<'_, T> {
-        let rows = self.size_bytes / size_of::<T>() / cols;
+        let rows = self.size_bytes() / size_of::<T>() / cols;
         // SAFETY: rows · cols elements are in bounds; exclusive by this function's contract.
-        unsafe { ViewMut::from_raw(self.start.cast(), rows, cols, cols) }
+        unsafe { ViewMut::from_raw(self.start().cast(), rows, cols, cols) }
     }
 
     /// Where a product writes rows `rows` of a place.
@@ -148,14 +146,14 @@ impl Shared {
         assert!(size_of::<T>() == 4, "values have elements of 4 bytes");
         let offset = place.offset_bytes + rows.start * place.stride * 4;
         let reach = if rows.is_empty() { 0 } else { (rows.len() - 1) * place.stride + place.cols };
-        self.check::<T>(offset.min(self.size_bytes), reach);
+        self.check::<T>(offset.min(self.size_bytes()), reach);
         // SAFETY: the offset is within the region (checked).
-        unsafe { self.start.add(offset.min(self.size_bytes)).cast() }
+        unsafe { self.start().add(offset.min(self.size_bytes())).cast() }
     }
 }
 
 impl std::fmt::Debug for Shared {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Shared({} bytes)", self.size_bytes)
+        write!(f, "Shared({} bytes)", self.size_bytes())
     }
 }

@@ -1,0 +1,61 @@
+//! Arguments that several commands share, and reading token files. Not here: any command.
+
+use super::Failure;
+use crate::engine::{Engine, Overrides};
+use crate::plans::{Exactness, OtherDevice, PlanRequest};
+use clap::Args;
+use std::path::{Path, PathBuf};
+
+/// The model and its plan.
+#[derive(Debug, Args)]
+pub struct ModelArgs {
+    /// The model: a .gguf file, or any file of a split one.
+    pub model: PathBuf,
+    /// The plan [default: the one beside the model, else the user's cache, else one is compiled].
+    #[arg(long, value_name = "FILE")]
+    pub plan: Option<PathBuf>,
+    /// Take a plan that was made for another machine.
+    #[arg(long)]
+    pub force_device: bool,
+}
+
+impl ModelArgs {
+    /// Opens the model for so many positions, if they are known.
+    pub fn open(&self, context_tokens: Option<usize>, exactness: Exactness) -> Result<Engine, Failure> {
+        self.open_with(context_tokens, exactness, Overrides::default())
+    }
+
+    /// The same with changes to the plan.
+    pub fn open_with(
+        &self,
+        context_tokens: Option<usize>,
+        exactness: Exactness,
+        overrides: Overrides,
+    ) -> Result<Engine, Failure> {
+        let context_tokens = context_tokens.map(|tokens| u32::try_from(tokens).unwrap_or(u32::MAX));
+        let other_device = if self.force_device { OtherDevice::Accept } else { OtherDevice::Refuse };
+        let request = PlanRequest { plan: self.plan.clone(), context_tokens, exactness, other_device };
+        Ok(Engine::open(&self.model, &request, overrides)?)
+    }
+}
+
+/// The exact kernels, as a flag.
+pub fn exactness(exact: bool) -> Exactness {
+    if exact { Exactness::Exact } else { Exactness::Planned }
+}
+
+/// Reads a file.
+pub fn read_text(path: &Path) -> Result<Vec<u8>, Failure> {
+    std::fs::read(path).map_err(|source| crate::Error::Read { path: path.into(), source }.into())
+}
+
+/// Reads ids that white space separates.
+pub fn read_ids(path: &Path) -> Result<Vec<u32>, Failure> {
+    let text = read_text(path)?;
+    let text = String::from_utf8_lossy(&text);
+    let id = |word: &str| {
+        let shown = path.display();
+        word.parse::<u32>().map_err(|_| Failure::usage(format!("{shown}: `{word}` is no token id (0 or more)")))
+    };
+    text.split_whitespace().map(id).collect()
+}

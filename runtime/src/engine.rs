@@ -1,0 +1,213 @@
+//! A model with its plan, ready to run: opens both, loads weights, and feeds sequences through the executor in rounds.
+//!
+//! Not here: text (`text`), which token comes next (`generation.rs`). Next: `exec/mod.rs`.
+
+use crate::exec::{Executor, KvType, Limits, Precision, Round, Span, WeightStore};
+use crate::plans::{Exactness, PlanRequest, plan_for};
+use crate::{Error, machine};
+use gguf::Model;
+use kernels::cpu::Isa;
+use plan_format::artifact;
+use plan_format::schedule::Phase;
+use std::ops::Range;
+use std::path::Path;
+use std::sync::Arc;
+use text::Tokenizer;
+
+/// A running model.
+pub struct Engine {
+    executor: Executor,
+    tokenizer: Arc<Tokenizer>,
+    plan: artifact::Plan,
+}
+
+/// Changes to what the plan says; only for measurements.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Overrides {
+    /// CPU threads.
+    pub threads: Option<usize>,
+    /// Instruction set.
+    pub isa: Option<Isa>,
+}
+
+/// Which logits of fed tokens are wanted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Wanted {
+    /// Those of the last token.
+    Last,
+    /// Those of the last so many tokens.
+    LastTokens(usize),
+    /// None: only the caches matter.
+    Nothing,
+}
+
+/// One sequence: the tokens that the caches hold.
+#[derive(Clone, Debug, Default)]
+pub struct Sequence {
+    /// Tokens in order of their positions.
+    pub tokens: Vec<u32>,
+}
+
+impl Engine {
+    /// Opens a model with the plan that the request leads to.
+    pub fn open(path: &Path, request: &PlanRequest, overrides: Overrides) -> Result<Self, Error> {
+        let model = Model::open(path)?;
+        let tokenizer = Arc::new(Tokenizer::from_gguf(&model)?);
+        let plan = plan_for(&model, request)?;
+        let precision = match request.exactness {
+            Exactness::Planned => Precision::Fast,
+            Exactness::Exact => Precision::Exact,
+        };
+        let isa = Isa::choose(overrides.isa.or(isa_from_environment()?)).ok_or(Error::IsaAbsent)?;
+        let threads = overrides.threads.unwrap_or_else(|| planned_threads(&plan));
+        let weights = WeightStore::load(model, &plan.program, precision)?;
+        let kv_type = match plan.origin.options.kv_type {
+            artifact::KvType::F16 => KvType::F16,
+            artifact::KvType::F32 => KvType::F32,
+        };
+        let context_tokens = plan.origin.options.context_tokens as usize;
+        let limits = Limits { context_tokens, sequences: 1, kv_type, precision };
+        let team = (machine::team(threads)?, isa);
+        let executor = Executor::new(&plan.program, &plan.arena, weights, limits, team)?;
+        Ok(Self { executor, tokenizer, plan })
+    }
+
+    /// The plan.
+    pub fn plan(&self) -> &artifact::Plan {
+        &self.plan
+    }
+
+    /// The model's tokenizer.
+    pub fn tokenizer(&self) -> &Arc<Tokenizer> {
+        &self.tokenizer
+    }
+
+    /// The executor.
+    pub fn executor(&mut self) -> &mut Executor {
+        &mut self.executor
+    }
+
+    /// Planned context in tokens.
+    pub fn context_tokens(&self) -> usize {
+        self.plan.origin.options.context_tokens as usize
+    }
+
+    /// Length of a row of logits.
+    pub fn vocab(&self) -> usize {
+        self.plan.program.vocab as usize
+    }
+
+    /// Appends tokens to a sequence and hands out the wanted logits, row by row with the token's index among `tokens`.
+    /// Errors: a context that is full; logits that are not finite, with the first operator whose result was not.
+    pub fn feed(
+        &mut self,
+        sequence: &mut Sequence,
+        tokens: &[u32],
+        wanted: Wanted,
+        on_logits: &mut dyn FnMut(usize, &[f32]),
+    ) -> Result<(), Error> {
+        let planned = self.context_tokens();
+        let needed = sequence.tokens.len() + tokens.len();
+        if needed > planned {
+            return Err(Error::ContextFull { needed, planned });
+        }
+        if sequence.tokens.is_empty() {
+            self.executor.clear(0);
+        }
+        for piece in pieces(tokens.len(), self.executor.limits().1, wanted) {
+            self.round(sequence, &tokens[piece.tokens.clone()], piece, on_logits)?;
+        }
+        Ok(())
+    }
+
+    fn round(
+        &mut self,
+        sequence: &mut Sequence,
+        tokens: &[u32],
+        piece: Piece,
+        on_logits: &mut dyn FnMut(usize, &[f32]),
+    ) -> Result<(), Error> {
+        let first = sequence.tokens.len() as u32;
+        let positions: Vec<u32> = (first..first + tokens.len() as u32).collect();
+        let outputs: Vec<u32> = ((tokens.len() - piece.outputs) as u32..tokens.len() as u32).collect();
+        let spans = [Span { sequence: 0, tokens: 0..tokens.len() }];
+        let round = Round { tokens, positions: &positions, spans: &spans, outputs: &outputs };
+        let logits = self.executor.run(&round)?;
+        let bad = (0..logits.rows()).find(|&row| !logits.row(row).iter().all(|logit| logit.is_finite()));
+        if let Some(row) = bad {
+            let position = positions[outputs[row] as usize];
+            let operator = self.executor.first_non_finite(&round)?;
+            return Err(Error::NotFinite { position, operator: operator.unwrap_or_else(|| "the logits".into()) });
+        }
+        for (row, &output) in outputs.iter().enumerate() {
+            on_logits(piece.tokens.start + output as usize, logits.row(row));
+        }
+        sequence.tokens.extend_from_slice(tokens);
+        Ok(())
+    }
+}
+
+/// Tokens of one round and how many of its last ones have their logits wanted.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Piece {
+    tokens: Range<usize>,
+    outputs: usize,
+}
+
+/// Cuts a feed in rounds: as long as a round may be, and no more wanted logits than a round may have.
+fn pieces(tokens: usize, limits: plan_format::arena::RoundLimits, wanted: Wanted) -> Vec<Piece> {
+    let (ubatch, outputs) = (limits.ubatch_tokens as usize, limits.output_tokens as usize);
+    let wanted = match wanted {
+        Wanted::Nothing => 0,
+        Wanted::Last => 1,
+        Wanted::LastTokens(count) => count.min(tokens),
+    };
+    let mut pieces = Vec::new();
+    let mut start = 0;
+    while start < tokens {
+        let silent = (tokens - wanted).saturating_sub(start);
+        let end = tokens.min(start + ubatch).min(start + silent + outputs);
+        pieces.push(Piece { tokens: start..end, outputs: end - start - silent.min(end - start) });
+        start = end;
+    }
+    pieces
+}
+
+/// Threads of the decode schedule; all schedules of a plan without load regimes have the same.
+fn planned_threads(plan: &artifact::Plan) -> usize {
+    let decode = plan.schedules.iter().find(|schedule| schedule.phase == Phase::Decode);
+    decode.or(plan.schedules.first()).map_or(1, |schedule| schedule.cpu_threads as usize)
+}
+
+/// `ATS_ISA=scalar|avx2|avx512`: for tests and for tools that do not know newer instructions.
+fn isa_from_environment() -> Result<Option<Isa>, Error> {
+    let Some(name) = std::env::var_os("ATS_ISA") else { return Ok(None) };
+    let name = name.to_string_lossy();
+    Isa::from_name(&name).map(Some).ok_or_else(|| Error::IsaName { name: name.into_owned() })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use plan_format::arena::RoundLimits;
+
+    #[track_caller]
+    fn check(tokens: usize, wanted: Wanted, expected: &[(Range<usize>, usize)]) {
+        let limits = RoundLimits { ubatch_tokens: 10, output_tokens: 4 };
+        let got: Vec<_> =
+            pieces(tokens, limits, wanted).into_iter().map(|piece| (piece.tokens, piece.outputs)).collect();
+        assert_eq!(got, expected);
+    }
+
+    #[test]
+    fn feeds_are_cut_by_both_limits() {
+        check(0, Wanted::Last, &[]);
+        check(1, Wanted::Last, &[(0..1, 1)]);
+        check(10, Wanted::Last, &[(0..10, 1)]);
+        check(11, Wanted::Last, &[(0..10, 0), (10..11, 1)]);
+        check(23, Wanted::Nothing, &[(0..10, 0), (10..20, 0), (20..23, 0)]);
+        check(6, Wanted::LastTokens(6), &[(0..4, 4), (4..6, 2)]);
+        check(14, Wanted::LastTokens(6), &[(0..10, 2), (10..14, 4)]);
+        check(3, Wanted::LastTokens(9), &[(0..3, 3)]);
+    }
+}
