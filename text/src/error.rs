@@ -64,6 +64,36 @@ pub enum TextError {
         /// Number of tokens in the file.
         vocab_tokens: usize,
     },
+    /// The model file has no chat template.
+    #[error(
+        "the model file has no chat template (`tokenizer.chat_template`), so it is not known how it wants a conversation \
+         written; use raw text, or name a template"
+    )]
+    NoTemplate,
+    /// A chat template does not compile.
+    #[error("the chat template does not compile: {why}")]
+    TemplateSyntax {
+        /// The engine's message.
+        why: String,
+    },
+    /// A chat template refused the conversation by `raise_exception`.
+    #[error("the chat template refuses this conversation: {message}")]
+    TemplateRaised {
+        /// The template's own message.
+        message: String,
+    },
+    /// A chat template failed while it ran.
+    #[error("the chat template failed: {why}")]
+    TemplateFailed {
+        /// The engine's message.
+        why: String,
+    },
+    /// It cannot be told which markers in a rendered conversation are the template's own.
+    #[error(
+        "the chat template takes message text apart in a way that cannot be followed, and the text has characters of \
+         the model's markers; it is refused, since message text could become control tokens. Use another template"
+    )]
+    TemplateUntracked,
     /// An expression of the pre-tokenizer table does not compile: a fault of this crate, found by its tests.
     #[error("pre-tokenizer `{name}`: {why}")]
     BadExpression {

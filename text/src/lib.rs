@@ -9,10 +9,12 @@ pub mod channels;
 pub mod error;
 pub mod sampler;
 pub mod stream;
+pub mod template;
 pub mod tokenizer;
 
 pub use channels::ChannelFormat;
 pub use error::TextError;
 pub use sampler::{SampleError, Sampled, Sampler, SamplerOptions};
 pub use stream::{Delta, EndTokens, Finish, Step, StreamOptions, TextStream};
+pub use template::{Builtin, ChatRequest, ChatTemplate, CivilTime, GenerationPrompt};
 pub use tokenizer::{AddSpecial, ParseSpecial, RenderSpecial, TokenId, Tokenizer, VocabData};

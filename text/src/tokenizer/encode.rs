@@ -2,7 +2,7 @@
 //!
 //! Not here: characters cut by token borders while streaming (`crate::stream`). Next file: [`super::special`].
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::ops::Range;
 
 use super::bpe::{Bpe, Scratch};
@@ -123,7 +123,8 @@ impl Tokenizer {
         if add == AddSpecial::Yes && self.adds_bos {
             ids.extend(self.vocab.roles.bos);
         }
-        self.encode_into(text.as_ref(), parse, AfterSpecial::Yes, &mut ids);
+        let text = text.as_ref();
+        self.encode_fragments(text, self.specials.partition(text, parse), &mut ids);
         if add == AddSpecial::Yes && self.adds_eos {
             ids.extend(self.vocab.roles.eos);
         }
@@ -140,10 +141,62 @@ impl Tokenizer {
         }
     }
 
-    /// Appends the ids of a part of a text; `after` says whether a special token (or nothing) stands before it.
-    pub(crate) fn encode_into(&self, text: &[u8], parse: ParseSpecial, after: AfterSpecial, ids: &mut Vec<TokenId>) {
-        let mut after = after;
-        for fragment in self.specials.partition(text, parse) {
+    /// The ids of a text of which a user wrote the ranges `user` (ascending, apart): no token of `markers` is made of
+    /// any of that. Nothing is added.
+    pub(crate) fn encode_marked(&self, text: &str, user: &[Range<usize>], markers: &Markers) -> Vec<TokenId> {
+        let is_user = |range: Range<usize>| {
+            let after = user.partition_point(|part| part.end <= range.start);
+            user.get(after).is_some_and(|part| part.start < range.end)
+        };
+        let allowed = |id: TokenId, range: Range<usize>| !self.is_marker(id, markers) || !is_user(range);
+        let fragments = self.specials.partition_where(text.as_bytes(), ParseSpecial::Yes, &allowed);
+        let mut ids = Vec::new();
+        self.encode_fragments(text.as_bytes(), fragments, &mut ids);
+        ids
+    }
+
+    /// The tokens that give a text of this template its structure, besides all control tokens: user-defined ones of
+    /// the shape `<|…|>`, harmony's, the think tags, and other tags that stand in the template's source
+    /// (`<tool_response>`). Other user-defined tokens are words, such as white space and HTML in Gemma's vocabulary.
+    pub(crate) fn markers_of(&self, template_source: &str) -> Markers {
+        let mut markers: HashSet<TokenId> = self.vocab.roles.harmony.iter().copied().collect();
+        let user_defined = |set: TokenAttributes| set.meets(TokenAttributes::USER_DEFINED);
+        let shaped = self.vocab.iter().filter(|&(_, text, set)| user_defined(set) && is_marker_text(text));
+        markers.extend(shaped.map(|(id, _, _)| id));
+        for fragment in self.specials.partition(template_source.as_bytes(), ParseSpecial::Yes) {
+            if let Fragment::Token(id) = fragment
+                && is_tag(self.token_bytes(id, RenderSpecial::Yes))
+            {
+                markers.insert(id);
+            }
+        }
+        Markers(markers)
+    }
+
+    fn is_marker(&self, id: TokenId, markers: &Markers) -> bool {
+        let control = TokenAttributes::CONTROL.or(TokenAttributes::UNKNOWN);
+        self.attributes(id).meets(control) || markers.0.contains(&id)
+    }
+
+    /// The characters with which markers begin or end.
+    pub(crate) fn edges_of(&self, markers: &Markers) -> HashSet<char> {
+        let texts = self.vocab.iter().filter(|&(id, _, _)| self.is_marker(id, markers));
+        texts
+            .filter_map(|(_, text, _)| std::str::from_utf8(text).ok())
+            .flat_map(|text| [text.chars().next(), text.chars().next_back()])
+            .flatten()
+            .collect()
+    }
+
+    /// Whether a special token, of whatever kind, is in `text`.
+    pub(crate) fn has_special(&self, text: &str) -> bool {
+        let fragments = self.specials.partition(text.as_bytes(), ParseSpecial::Yes);
+        fragments.iter().any(|fragment| matches!(fragment, Fragment::Token(_)))
+    }
+
+    fn encode_fragments(&self, text: &[u8], fragments: Vec<Fragment>, ids: &mut Vec<TokenId>) {
+        let mut after = AfterSpecial::Yes;
+        for fragment in fragments {
             match fragment {
                 Fragment::Token(id) => {
                     ids.push(id);
@@ -286,7 +339,21 @@ impl Tokenizer {
 
 /// Whether a special token, or the start of the text, stands before a part: SPM puts a space there.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum AfterSpecial {
+enum AfterSpecial {
     Yes,
     No,
 }
+
+fn is_tag(text: &[u8]) -> bool {
+    matches!(text, [b'<', .., b'>'] | [b'[', .., b']'])
+}
+
+/// Texts that are markers in any template: `<|…|>`, with ASCII's bar or the wide one, and the think tags.
+fn is_marker_text(text: &[u8]) -> bool {
+    let between = |open: &str, close: &str| text.starts_with(open.as_bytes()) && text.ends_with(close.as_bytes());
+    between("<|", "|>") || between("<｜", "｜>") || matches!(text, b"<think>" | b"</think>")
+}
+
+/// Tokens that only a template's own text may become, besides the control tokens.
+#[derive(Clone, Debug)]
+pub(crate) struct Markers(HashSet<TokenId>);

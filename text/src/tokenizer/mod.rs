@@ -19,6 +19,7 @@ mod spm;
 mod utf8;
 mod vocab;
 
+pub(crate) use encode::Markers;
 pub use encode::{AddSpecial, ParseSpecial, Tokenizer};
 pub use pre::known_names as known_pre_tokenizers;
 pub use roles::SpecialIds;

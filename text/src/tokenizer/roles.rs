@@ -44,6 +44,8 @@ pub struct Roles {
     pub eot: Option<TokenId>,
     pub unknown: Option<TokenId>,
     pub padding: Option<TokenId>,
+    /// Harmony's markers that were made user-defined tokens.
+    pub harmony: Vec<TokenId>,
     /// All tokens that end a generation, ascending.
     pub end_of_generation: Vec<TokenId>,
 }
@@ -151,14 +153,13 @@ pub fn assign(
     finder.mark_unused(texts);
     let mut ends: Vec<u32> = fim[3..].iter().copied().flatten().collect();
     ends.extend(END_TEXTS.iter().filter_map(|text| finder.control(text)));
-    for text in HARMONY_TEXTS {
-        if let Some(id) = finder.find(text) {
-            finder.attributes[id as usize] = TokenAttributes::USER_DEFINED;
-        }
+    let mut harmony: Vec<u32> = HARMONY_TEXTS.iter().filter_map(|text| finder.find(text)).collect();
+    for &id in &harmony {
+        finder.attributes[id as usize] = TokenAttributes::USER_DEFINED;
     }
     let (bos, eos, unknown) = finder.text_ends(data, &stated);
     ends.extend([eos, eot, eom].into_iter().flatten());
-    finder.take_back_ends(&mut ends);
+    harmony.extend(finder.take_back_ends(&mut ends));
     ends.sort_unstable();
     ends.dedup();
     Ok(Roles {
@@ -167,6 +168,7 @@ pub fn assign(
         eot: eot.map(TokenId),
         unknown: unknown.map(TokenId),
         padding: stated.padding.map(TokenId),
+        harmony: harmony.into_iter().map(TokenId).collect(),
         end_of_generation: ends.into_iter().map(TokenId).collect(),
     })
 }
@@ -270,19 +272,21 @@ impl Finder<'_> {
         )
     }
 
-    /// Harmony and Solar end a message, not the turn, with `<|end|>`; Gemma 4 and PLaMo have `</s>` as a plain word.
-    fn take_back_ends(&mut self, ends: &mut Vec<u32>) {
+    /// Harmony and Solar end a message, not the turn, with `<|end|>`, which is returned if so; Gemma 4 and PLaMo have
+    /// `</s>` as a plain word.
+    fn take_back_ends(&mut self, ends: &mut Vec<u32>) -> Option<u32> {
         let has = |ends: &[u32], text: &str| self.find(text).is_some_and(|id| ends.contains(&id));
         let calls = has(ends, "<|call|>") || has(ends, "<|calls|>");
         let in_harmony = calls && (has(ends, "<|return|>") || has(ends, "<|flush|>"));
         let s_is_plain = has(ends, "<|tool_response>") || has(ends, "<|plamo:eos|>");
-        let changes =
-            [(in_harmony, "<|end|>", TokenAttributes::USER_DEFINED), (s_is_plain, "</s>", TokenAttributes::NORMAL)];
-        for (applies, text, becomes) in changes {
-            if let Some(id) = self.find(text).filter(|id| applies && ends.contains(id)) {
+        let end_of_message = self.find("<|end|>").filter(|id| in_harmony && ends.contains(id));
+        let plain_word = self.find("</s>").filter(|id| s_is_plain && ends.contains(id));
+        for (id, becomes) in [(end_of_message, TokenAttributes::USER_DEFINED), (plain_word, TokenAttributes::NORMAL)] {
+            if let Some(id) = id {
                 ends.retain(|&end| end != id);
                 self.attributes[id as usize] = becomes;
             }
         }
+        end_of_message
     }
 }

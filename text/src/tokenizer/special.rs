@@ -47,6 +47,16 @@ impl Specials {
 
     /// `text` in parts, in order; empty for an empty text.
     pub fn partition(&self, text: &[u8], parse: ParseSpecial) -> Vec<Fragment> {
+        self.partition_where(text, parse, &|_, _| true)
+    }
+
+    /// As [`Self::partition`], with only those special tokens that `allowed` lets stand where they are.
+    pub fn partition_where(
+        &self,
+        text: &[u8],
+        parse: ParseSpecial,
+        allowed: &dyn Fn(TokenId, Range<usize>) -> bool,
+    ) -> Vec<Fragment> {
         let tree = match parse {
             ParseSpecial::Yes => &self.with_control,
             ParseSpecial::No => &self.always,
@@ -54,44 +64,54 @@ impl Specials {
         let mut plain = Vec::from_iter((!text.is_empty()).then_some(0..text.len()));
         let mut found = Vec::new();
         for len in tree.lengths_in(text).into_iter().rev() {
-            plain = take_out(tree, text, len, plain, &mut found);
+            let finder = Finder { tree, text, len, allowed };
+            plain = finder.take_out(plain, &mut found);
         }
         merge_in_order(plain, found)
     }
 }
 
-/// Takes all tokens of `len` bytes out of the ranges `plain`; what remains of these is returned.
-fn take_out(
-    tree: &Tree,
-    text: &[u8],
+/// Looks for the tokens of one length.
+struct Finder<'a> {
+    tree: &'a Tree,
+    text: &'a [u8],
     len: usize,
-    plain: Vec<Range<usize>>,
-    found: &mut Vec<(usize, TokenId)>,
-) -> Vec<Range<usize>> {
-    let mut remains = Vec::with_capacity(plain.len());
-    for range in plain {
-        let mut start = range.start;
-        let mut at = range.start;
-        while at + len <= range.end {
-            let Some(leaf) = tree.exact(&text[at..at + len]) else {
-                at += 1;
-                continue;
-            };
-            if start < at {
-                remains.push(start..at);
-            }
-            found.push((at, leaf.id));
-            at += len;
-            while leaf.strips_right && at < range.end && is_c_space(text[at]) {
-                at += 1;
-            }
-            start = at;
-        }
-        if start < range.end {
-            remains.push(start..range.end);
-        }
+    allowed: &'a dyn Fn(TokenId, Range<usize>) -> bool,
+}
+
+impl Finder<'_> {
+    fn leaf_at(&self, at: usize) -> Option<Leaf> {
+        let range = at..at + self.len;
+        self.tree.exact(&self.text[range.clone()]).filter(|leaf| (self.allowed)(leaf.id, range))
     }
-    remains
+
+    /// Takes all tokens out of the ranges `plain`; what remains of these is returned.
+    fn take_out(&self, plain: Vec<Range<usize>>, found: &mut Vec<(usize, TokenId)>) -> Vec<Range<usize>> {
+        let mut remains = Vec::with_capacity(plain.len());
+        for range in plain {
+            let mut start = range.start;
+            let mut at = range.start;
+            while at + self.len <= range.end {
+                let Some(leaf) = self.leaf_at(at) else {
+                    at += 1;
+                    continue;
+                };
+                if start < at {
+                    remains.push(start..at);
+                }
+                found.push((at, leaf.id));
+                at += self.len;
+                while leaf.strips_right && at < range.end && is_c_space(self.text[at]) {
+                    at += 1;
+                }
+                start = at;
+            }
+            if start < range.end {
+                remains.push(start..range.end);
+            }
+        }
+        remains
+    }
 }
 
 fn is_c_space(byte: u8) -> bool {
