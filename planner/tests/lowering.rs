@@ -1,7 +1,9 @@
 //! Lowering of the small reference models: each gives a verified program; texts of a plain and of an odd one are
 //! snapshots. What the programs compute is compared with reference logits by the runtime's tests.
 
-use gguf::Model;
+mod common;
+
+use common::{lowered, open};
 use plan_format::arena::{Arena, RoundLimits};
 use plan_format::program::{ItemKind, Program};
 use plan_format::text::program_text;
@@ -23,14 +25,6 @@ const MODELS: &[&str] = &[
     "llama4",
     "deepseek2",
 ];
-
-fn open(name: &str) -> Model {
-    Model::open(&fixtures::reference_dir().join(format!("tiny-{name}.gguf"))).unwrap()
-}
-
-fn lowered(name: &str) -> Program {
-    planner::lower_model(&open(name)).unwrap_or_else(|error| panic!("{name}: {error}"))
-}
 
 #[test]
 fn every_reference_model_lowers_to_a_verified_program() {
