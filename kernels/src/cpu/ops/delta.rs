@@ -100,79 +100,152 @@ struct Delta<'a> {
     out: ViewMut<'a>,
 }
 
+/// Tokens whose keys and queries of one head (16 KiB at 128 columns) stay in L1 while the rows of M go by.
+const TOKENS: usize = 16;
+
+/// Rows of M that go together: they share the loads of k and q, and their sums along the keys overlap in time.
+const ROWS: usize = 4;
+
 impl Kernel for Delta<'_> {
     type Output = ();
 
     #[inline(always)]
     fn run<V: Simd>(mut self) {
-        let size = self.shape.head_cols;
+        let tokens = self.inputs.q.rows();
         for (local, head) in self.range.clone().enumerate() {
-            let key_cols = self.shape.key_head(head) * size;
-            for t in 0..self.inputs.q.rows() {
-                let step = Step {
-                    q: &self.inputs.q.row(t)[key_cols..][..size],
-                    k: &self.inputs.k.row(t)[key_cols..][..size],
-                    v: &self.inputs.v.row(t)[head * size..][..size],
-                    beta: sigmoid_one(self.inputs.b.row(t)[head]),
-                    decay: decay(self.shape.a[head], self.inputs.alpha.row(t)[head] + self.shape.dt[head]),
-                };
-                let out = &mut self.out.row_mut(t)[local * size..][..size];
-                for (i, out) in out.iter_mut().enumerate() {
-                    *out = step.row::<V>(i, self.state.row_mut(local * size + i));
-                }
+            for first in (0..tokens).step_by(TOKENS) {
+                self.run_tokens::<V>(local, head, first..tokens.min(first + TOKENS));
             }
         }
     }
 }
+
+impl Delta<'_> {
+    /// Some tokens of one head: rows of M outside, tokens inside.
+    #[inline(always)]
+    fn run_tokens<V: Simd>(&mut self, local: usize, head: usize, tokens: Range<usize>) {
+        let size = self.shape.head_cols;
+        let key_cols = self.shape.key_head(head) * size;
+        let mut gates = [(0.0, 0.0); TOKENS];
+        for (gate, t) in gates.iter_mut().zip(tokens.clone()) {
+            let x = self.inputs.alpha.row(t)[head] + self.shape.dt[head];
+            *gate = (sigmoid_one(self.inputs.b.row(t)[head]), decay(self.shape.a[head], x));
+        }
+        let mut row = 0;
+        while row < size {
+            let rows = row..row + if size - row >= ROWS { ROWS } else { 1 };
+            row = rows.end;
+            match rows.len() {
+                ROWS => self.run_rows::<V, ROWS>((local, head), key_cols, rows, tokens.clone(), &gates),
+                _ => self.run_rows::<V, 1>((local, head), key_cols, rows, tokens.clone(), &gates),
+            }
+        }
+    }
+
+    /// R rows of M, held in a fixed block for the tokens.
+    #[inline(always)]
+    fn run_rows<V: Simd, const R: usize>(
+        &mut self,
+        (local, head): (usize, usize),
+        key_cols: usize,
+        rows: Range<usize>,
+        tokens: Range<usize>,
+        gates: &[(f32, f32); TOKENS],
+    ) {
+        let size = self.shape.head_cols;
+        let (value_cols, out_cols) = (head * size + rows.start, local * size + rows.start);
+        let mut block: Block<R> = [[[0.0; LANES]; HEAD_COLS_MAX / LANES]; R];
+        for (r, m) in block.iter_mut().enumerate() {
+            m.as_flattened_mut()[..size].copy_from_slice(self.state.row_mut(out_cols + r));
+        }
+        for (&(beta, decay), t) in gates.iter().zip(tokens) {
+            let step = Step {
+                q: &self.inputs.q.row(t)[key_cols..][..size],
+                k: &self.inputs.k.row(t)[key_cols..][..size],
+                v: self.inputs.v.row(t)[value_cols..].first_chunk().expect("R rows are left"),
+                beta,
+                decay,
+            };
+            let out = self.out.row_mut(t)[out_cols..].first_chunk_mut().expect("R rows are left");
+            step.update::<V>(&mut block, out);
+        }
+        for (r, m) in block.iter().enumerate() {
+            self.state.row_mut(out_cols + r).copy_from_slice(&m.as_flattened()[..size]);
+        }
+    }
+}
+
+/// Some rows of M, filled up with zeros.
+type Block<const R: usize> = [[[f32; LANES]; HEAD_COLS_MAX / LANES]; R];
 
 /// e^(a · softplus(x)).
 fn decay(a: f32, x: f32) -> f32 {
     (f64::from(a) * f64::from(softplus(x))).exp() as f32
 }
 
-/// One token of one head.
-struct Step<'a> {
+/// One token, R rows of M.
+struct Step<'a, const R: usize> {
     q: &'a [f32],
     k: &'a [f32],
-    v: &'a [f32],
+    /// Of these rows.
+    v: &'a [f32; R],
     beta: f32,
     decay: f32,
 }
 
-impl Step<'_> {
-    /// Updates the matrix's row of value `i`; returns its output.
+impl<const R: usize> Step<'_, R> {
+    /// Updates the rows; `out` gets their results. A decayed row is computed twice rather than stored between.
     #[inline(always)]
-    fn row<V: Simd>(&self, i: usize, row: &mut [f32]) -> f32 {
+    fn update<V: Simd>(&self, block: &mut Block<R>, out: &mut [f32; R]) {
         let decay = V::splat(self.decay);
-        let mut along_key = V::zero();
-        for (m, k) in row.chunks_mut(LANES).zip(self.k.chunks(LANES)) {
-            let decayed = load::<V>(m).mul(decay);
-            store(decayed, m);
-            along_key = decayed.mul_add(load(k), along_key);
+        let (keys, key_rest) = self.k.as_chunks::<LANES>();
+        let (queries, query_rest) = self.q.as_chunks::<LANES>();
+        let mut sums = [V::zero(); R];
+        for (c, k) in keys.iter().enumerate() {
+            along_keys(V::load(k), decay, c, block, &mut sums);
         }
-        let update = V::splat(self.beta * (self.v[i] - along_key.reduce_add()));
-        let mut result = V::zero();
-        for ((m, k), q) in row.chunks_mut(LANES).zip(self.k.chunks(LANES)).zip(self.q.chunks(LANES)) {
-            let updated = load::<V>(k).mul_add(update, load(m));
-            store(updated, m);
-            result = updated.mul_add(load(q), result);
+        if !key_rest.is_empty() {
+            along_keys(V::load_part(key_rest), decay, keys.len(), block, &mut sums);
         }
-        result.reduce_add()
+        let mut updates = [V::zero(); R];
+        for r in 0..R {
+            updates[r] = V::splat(self.beta * (self.v[r] - sums[r].reduce_add()));
+            sums[r] = V::zero();
+        }
+        for (c, (k, q)) in keys.iter().zip(queries).enumerate() {
+            along_queries((V::load(k), V::load(q)), decay, &updates, c, block, &mut sums);
+        }
+        if !key_rest.is_empty() {
+            let rest = (V::load_part(key_rest), V::load_part(query_rest));
+            along_queries(rest, decay, &updates, keys.len(), block, &mut sums);
+        }
+        for r in 0..R {
+            out[r] = sums[r].reduce_add();
+        }
     }
 }
 
+/// sums += decayed M · k, one chunk of columns.
 #[inline(always)]
-fn load<V: Simd>(from: &[f32]) -> V {
-    match from.first_chunk() {
-        Some(whole) => V::load(whole),
-        None => V::load_part(from),
+fn along_keys<V: Simd, const R: usize>(k: V, decay: V, chunk: usize, block: &Block<R>, sums: &mut [V; R]) {
+    for r in 0..R {
+        sums[r] = V::load(&block[r][chunk]).mul(decay).mul_add(k, sums[r]);
     }
 }
 
+/// M = decayed M + update · k; sums += M · q, one chunk of columns.
 #[inline(always)]
-fn store<V: Simd>(x: V, to: &mut [f32]) {
-    match to.first_chunk_mut() {
-        Some(whole) => x.store(whole),
-        None => x.store_part(to),
+fn along_queries<V: Simd, const R: usize>(
+    (k, q): (V, V),
+    decay: V,
+    updates: &[V; R],
+    chunk: usize,
+    block: &mut Block<R>,
+    sums: &mut [V; R],
+) {
+    for r in 0..R {
+        let updated = k.mul_add(updates[r], V::load(&block[r][chunk]).mul(decay));
+        updated.store(&mut block[r][chunk]);
+        sums[r] = updated.mul_add(q, sums[r]);
     }
 }

@@ -80,6 +80,16 @@ impl RopeTable {
         Self { frequencies: frequencies.collect(), magnitude: f64::from(params.magnitude) }
     }
 
+    /// Radians per position of each pair.
+    pub fn frequencies(&self) -> &[f64] {
+        &self.frequencies
+    }
+
+    /// What multiplies cosines and sines.
+    pub fn magnitude(&self) -> f64 {
+        self.magnitude
+    }
+
     /// Columns of a row of angles: n_rot.
     pub fn cols(&self) -> usize {
         2 * self.frequencies.len()

@@ -60,6 +60,9 @@ pub(crate) trait Simd: Copy {
     /// Exchanges rows and columns of a 16 × 16 matrix.
     fn transpose(rows: [Self; LANES]) -> [Self; LANES];
 
+    /// Asks for the cache line of `at`, which will be read soon.
+    fn prefetch<T>(at: &T);
+
     /// All lanes 0.
     #[inline(always)]
     fn zero() -> Self {
@@ -238,4 +241,7 @@ impl Simd for Portable {
     fn transpose(rows: [Self; LANES]) -> [Self; LANES] {
         std::array::from_fn(|i| Self(std::array::from_fn(|j| rows[j].0[i])))
     }
+
+    #[inline(always)]
+    fn prefetch<T>(_: &T) {}
 }

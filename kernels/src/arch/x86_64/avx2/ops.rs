@@ -159,6 +159,12 @@ impl Simd for Avx2 {
     }
 
     #[inline(always)]
+    fn prefetch<T>(at: &T) {
+        // SAFETY: a prefetch of any address is harmless; every x86-64 has it.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(std::ptr::from_ref(at).cast()) }
+    }
+
+    #[inline(always)]
     fn transpose(rows: [Self; LANES]) -> [Self; LANES] {
         let mut out = rows;
         // SAFETY: as in `halves!`.

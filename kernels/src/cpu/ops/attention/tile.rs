@@ -122,7 +122,12 @@ impl Tile {
         let seen = union(&self.visible, positions.clone());
         let blocks = seen.start / KV_BLOCK..seen.end.div_ceil(KV_BLOCK);
         for block in blocks.clone() {
-            self.score_block::<V>(shape, inputs, block, within_block(&seen, block));
+            let keys = Head::keys(shape, inputs, self.kv_head, block);
+            let ahead = match block + 1 < blocks.end {
+                true => Head::keys(shape, inputs, self.kv_head, block + 1),
+                false => Head::values(shape, inputs, self.kv_head, blocks.start),
+            };
+            self.score_block::<V>(keys, ahead, block, within_block(&seen, block));
         }
         for r in 0..self.rows() {
             let range = clip(&self.visible[r], &positions);
@@ -130,29 +135,19 @@ impl Tile {
         }
         let rows = self.rows();
         self.sums[..rows * self.v_stride].fill(0.0);
-        for block in blocks {
-            self.load_values::<V>(shape, inputs, block, within_block(&seen, block));
+        for block in blocks.clone() {
+            let values = Head::values(shape, inputs, self.kv_head, block);
+            let ahead = Head::values(shape, inputs, self.kv_head, (block + 1).min(blocks.end - 1));
+            values.convert::<V>(&mut self.values, self.v_stride, within_block(&seen, block), ahead);
             self.sum_block::<V>(block);
         }
     }
 
     /// Scores of all rows against the positions `seen` (relative) of a block; those of other positions are arbitrary.
     #[inline(always)]
-    fn score_block<V: Simd>(
-        &mut self,
-        shape: &AttentionShape,
-        inputs: &AttentionInputs,
-        block: usize,
-        seen: Range<usize>,
-    ) {
-        let cols = shape.k_head_cols;
-        let first_slot = inputs.block_table[block] as usize * KV_BLOCK;
-        let first_col = self.kv_head * cols;
-        let groups = seen.start / LANES..seen.end.div_ceil(LANES);
-        match inputs.k {
-            KvView::F16(k) => transpose_keys::<V, _>(&mut self.keys, block_of(k, first_slot, first_col, cols), groups),
-            KvView::F32(k) => transpose_keys::<V, _>(&mut self.keys, block_of(k, first_slot, first_col, cols), groups),
-        }
+    fn score_block<V: Simd>(&mut self, keys: Head, ahead: Head, block: usize, seen: Range<usize>) {
+        let cols = keys.cols;
+        keys.transpose::<V>(&mut self.keys, seen.start / LANES..seen.end.div_ceil(LANES), ahead);
         let rows = 0..self.rows();
         let scores = &mut self.scores[block * KV_BLOCK % SEGMENT..];
         multiply::<V>(
@@ -197,29 +192,6 @@ impl Tile {
             sum = sum.add(power);
         }
         (self.max[r], self.denominator[r]) = (max, sum.reduce_add());
-    }
-
-    /// Converts the values of the positions `seen` (relative) of a block.
-    #[inline(always)]
-    fn load_values<V: Simd>(
-        &mut self,
-        shape: &AttentionShape,
-        inputs: &AttentionInputs,
-        block: usize,
-        seen: Range<usize>,
-    ) {
-        let first_slot = inputs.block_table[block] as usize * KV_BLOCK;
-        let (view, head_cols) = match inputs.v {
-            Some(v) => (v, shape.v_head_cols),
-            None => (inputs.k, shape.k_head_cols),
-        };
-        let first_col = self.kv_head * head_cols;
-        let cols = shape.v_head_cols;
-        let (to, stride) = (&mut self.values, self.v_stride);
-        match view {
-            KvView::F16(v) => convert_values::<V, _>(to, stride, block_of(v, first_slot, first_col, cols), seen),
-            KvView::F32(v) => convert_values::<V, _>(to, stride, block_of(v, first_slot, first_col, cols), seen),
-        }
     }
 
     /// Adds the weighted values of a block. Rows go together over the positions that all of them see; what only
@@ -280,15 +252,81 @@ fn within_block(range: &Range<usize>, block: usize) -> Range<usize> {
     part.start - first..part.end - first
 }
 
-/// One head's columns of the slots of a block.
-fn block_of<T>(view: View<T>, first_slot: usize, first_col: usize, cols: usize) -> View<T> {
-    view.row_range(first_slot..first_slot + KV_BLOCK).col_range(first_col..first_col + cols)
+/// One head's columns of the slots of a block, keys or values.
+#[derive(Clone, Copy)]
+struct Head<'a> {
+    view: KvView<'a>,
+    first_slot: usize,
+    first_col: usize,
+    cols: usize,
 }
 
-/// keys\[col\]\[slot\] for the groups of sixteen slots in `groups`.
+impl<'a> Head<'a> {
+    #[inline(always)]
+    fn keys(shape: &AttentionShape, inputs: &AttentionInputs<'a>, kv_head: usize, block: usize) -> Self {
+        let first_slot = inputs.block_table[block] as usize * KV_BLOCK;
+        let cols = shape.k_head_cols;
+        Self { view: inputs.k, first_slot, first_col: kv_head * cols, cols }
+    }
+
+    #[inline(always)]
+    fn values(shape: &AttentionShape, inputs: &AttentionInputs<'a>, kv_head: usize, block: usize) -> Self {
+        let keys = Self::keys(shape, inputs, kv_head, block);
+        let cols = shape.v_head_cols;
+        match inputs.v {
+            Some(view) => Self { view, first_col: kv_head * cols, cols, ..keys },
+            None => Self { cols, ..keys },
+        }
+    }
+
+    /// keys\[col\]\[slot\] for the groups of sixteen slots in `groups`; asks for the same slots of `ahead`.
+    #[inline(always)]
+    fn transpose<V: Simd>(self, keys: &mut [f32], groups: Range<usize>, ahead: Head) {
+        match self.view {
+            KvView::F16(view) => transpose_keys::<V, _>(keys, self.block(view), groups, ahead),
+            KvView::F32(view) => transpose_keys::<V, _>(keys, self.block(view), groups, ahead),
+        }
+    }
+
+    /// values\[slot\]\[col\] for the slots in `seen`, columns beyond the head's are 0; asks for the same slots of
+    /// `ahead`.
+    #[inline(always)]
+    fn convert<V: Simd>(self, values: &mut [f32], stride: usize, seen: Range<usize>, ahead: Head) {
+        match self.view {
+            KvView::F16(view) => convert_values::<V, _>(values, stride, self.block(view), seen, ahead),
+            KvView::F32(view) => convert_values::<V, _>(values, stride, self.block(view), seen, ahead),
+        }
+    }
+
+    #[inline(always)]
+    fn block<T>(self, view: View<'a, T>) -> View<'a, T> {
+        let slots = self.first_slot..self.first_slot + KV_BLOCK;
+        view.row_range(slots).col_range(self.first_col..self.first_col + self.cols)
+    }
+
+    /// Asks the caches for a slot: heads of a slot are too far apart for the hardware to foresee the next.
+    #[inline(always)]
+    fn prefetch<V: Simd>(self, slot: usize) {
+        match self.view {
+            KvView::F16(view) => prefetch_row::<V, _>(self.block(view).row(slot)),
+            KvView::F32(view) => prefetch_row::<V, _>(self.block(view).row(slot)),
+        }
+    }
+}
+
 #[inline(always)]
-fn transpose_keys<V: Simd, T: Element>(keys: &mut [f32], block: View<T>, groups: Range<usize>) {
+fn prefetch_row<V: Simd, T>(row: &[T]) {
+    for line in row.chunks(64 / size_of::<T>()) {
+        V::prefetch(&line[0]);
+    }
+}
+
+#[inline(always)]
+fn transpose_keys<V: Simd, T: Element>(keys: &mut [f32], block: View<T>, groups: Range<usize>, ahead: Head) {
     for group in groups {
+        for i in 0..LANES {
+            ahead.prefetch::<V>(group * LANES + i);
+        }
         for col in (0..block.cols()).step_by(LANES) {
             let mut rows = [V::zero(); LANES];
             for (i, row) in rows.iter_mut().enumerate() {
@@ -303,10 +341,16 @@ fn transpose_keys<V: Simd, T: Element>(keys: &mut [f32], block: View<T>, groups:
     }
 }
 
-/// values\[slot\]\[col\] for the slots in `seen`, columns beyond the block's are 0.
 #[inline(always)]
-fn convert_values<V: Simd, T: Element>(values: &mut [f32], stride: usize, block: View<T>, seen: Range<usize>) {
+fn convert_values<V: Simd, T: Element>(
+    values: &mut [f32],
+    stride: usize,
+    block: View<T>,
+    seen: Range<usize>,
+    ahead: Head,
+) {
     for slot in seen {
+        ahead.prefetch::<V>(slot);
         let row = block.row(slot);
         let to = values[slot * stride..][..stride].as_chunks_mut::<LANES>().0;
         for (i, to) in to.iter_mut().enumerate() {
