@@ -80,4 +80,96 @@ pub enum DeviceError {
         /// The system's reason.
         source: std::io::Error,
     },
+    /// GPU memory is short.
+    #[error(
+        "{purpose} needs {bytes} bytes of GPU memory, {free_bytes} are left under the ceiling; \
+             plan with a smaller `--vram` or close other programs that use the GPU"
+    )]
+    GpuMemory {
+        /// What was asked for.
+        bytes: u64,
+        /// What for.
+        purpose: String,
+        /// What is left.
+        free_bytes: u64,
+    },
+    /// Host memory cannot be pinned; the caller may go on with pageable memory.
+    #[error(
+        "cannot pin {bytes} bytes of host memory beyond {pinned_bytes} ({reason}); weights in it are streamed slowly: \
+             plan with a smaller `--ram` budget for pinned memory"
+    )]
+    PinRefused {
+        /// What was asked for.
+        bytes: u64,
+        /// What is pinned already.
+        pinned_bytes: u64,
+        /// The driver's reason.
+        reason: String,
+    },
+    /// An earlier operator or copy failed; nothing on this GPU can be trusted any more.
+    #[error("the GPU is lost: {message}; start again, and report it if it comes back")]
+    GpuLost {
+        /// What failed first.
+        message: String,
+    },
+    /// A handle that this GPU did not give, or one more than it has.
+    #[error("the GPU has no {kind} number {id}; this is a bug, report it")]
+    GpuHandle {
+        /// Stream, event or flag.
+        kind: &'static str,
+        /// The number.
+        id: u32,
+    },
+    /// An address outside the memory that was taken.
+    #[error("{bytes} bytes at GPU address {address:#x} are not in any memory taken; this is a bug, report it")]
+    GpuAddress {
+        /// First byte.
+        address: u64,
+        /// Length.
+        bytes: u64,
+    },
+    /// Time asked of an event that has not been passed.
+    #[error("event {event} has not been passed yet, so it has no time; this is a bug, report it")]
+    EventPending {
+        /// The event.
+        event: u32,
+    },
+    /// The simulated GPU found two accesses that no rule orders.
+    #[error("race at GPU address {address:#x}: {later} does not wait for {earlier}; this is a bug in the ordering")]
+    SimRace {
+        /// What was there first.
+        earlier: String,
+        /// What came without waiting.
+        later: String,
+        /// First byte of the later access.
+        address: u64,
+    },
+    /// An operator on the simulated GPU asked twice for the same bytes.
+    #[error(
+        "operator {name} asks twice for the bytes at {address:#x}, once to write; use one view and change it in place"
+    )]
+    SimAlias {
+        /// The operator.
+        name: String,
+        /// First byte of the second view.
+        address: u64,
+    },
+    /// A failure that was asked for.
+    #[error("operator {name} failed as the simulated GPU's faults ask")]
+    SimFault {
+        /// The operator.
+        name: String,
+    },
+    /// The executor used the timeline in a way that no order could make right.
+    #[error("timeline: {what}; this is a bug in the executor, report it")]
+    Timeline {
+        /// What was wrong.
+        what: String,
+    },
+    /// The GPU does not answer.
+    #[error("the GPU has not answered for {seconds} s; it hangs or was reset, look at `dmesg` and start again")]
+    GpuSilent {
+        /// How long the host waited.
+        seconds: u64,
+    },
 }

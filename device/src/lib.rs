@@ -7,13 +7,16 @@ mod affinity;
 mod cgroup;
 pub mod clock;
 mod error;
+pub mod gpu;
 pub mod memory;
+pub mod sim;
 #[cfg(not(loom))]
 mod sync;
 #[cfg(loom)]
 pub mod sync;
 mod sysfile;
 pub mod team;
+pub mod timeline;
 pub mod topology;
 
 pub use error::DeviceError;

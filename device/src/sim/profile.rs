@@ -1,0 +1,186 @@
+//! What a simulated machine costs: latencies, the link's curve, memory; and the scripted load that slows it down.
+//!
+//! Pure data and arithmetic. Built by whoever has a device profile (the planner's format is not known here). The costs of
+//! operators come with each launch. Next: `stream.rs`, which spends this time.
+
+use crate::clock::Nanos;
+
+/// A point of the link's curve.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct LinkPoint {
+    /// Size of one copy.
+    pub bytes: u64,
+    /// Rate at that size, in 10⁹ bytes per second.
+    pub rate_gbps: f64,
+}
+
+/// Machine figures of a simulated GPU and its host.
+#[derive(Debug, Clone, PartialEq)]
+pub struct SimProfile {
+    /// For people and fingerprints: `rtx3060-laptop`.
+    pub name: String,
+    /// GPU memory of the device.
+    pub memory_bytes: u64,
+    /// GPU memory that is gone before the first allocation (context, others).
+    pub context_bytes: u64,
+    /// Host memory that may be pinned.
+    pub pinned_limit_bytes: u64,
+    /// Host to GPU by the copy engine, ascending sizes, at least one.
+    pub link: Vec<LinkPoint>,
+    /// Factor on the rate for memory that is not pinned, 0 to 1.
+    pub pageable_factor: f64,
+    /// Host time to submit a launch or a copy.
+    pub submit: Nanos,
+    /// Fixed time of a copy before its first byte.
+    pub copy_start: Nanos,
+    /// From a signal on one side to its effect on the other.
+    pub signal: Nanos,
+}
+
+impl SimProfile {
+    /// Time of one copy on an unloaded link: interpolated between the curve's points by the logarithm of the size.
+    pub fn copy_time(&self, bytes: u64, memory: SourceMemory) -> Nanos {
+        let rate_gbps = match memory {
+            SourceMemory::Pinned => self.rate_gbps(bytes),
+            SourceMemory::Pageable => self.rate_gbps(bytes) * self.pageable_factor,
+        };
+        self.copy_start + Nanos((bytes as f64 / rate_gbps.max(1e-3)).round() as u64)
+    }
+
+    fn rate_gbps(&self, bytes: u64) -> f64 {
+        let above = self.link.partition_point(|point| point.bytes <= bytes);
+        match (above.checked_sub(1).map(|below| self.link[below]), self.link.get(above)) {
+            (Some(low), Some(high)) => {
+                let log = |bytes: u64| (bytes.max(1) as f64).ln();
+                let share = (log(bytes) - log(low.bytes)) / (log(high.bytes) - log(low.bytes));
+                low.rate_gbps + share * (high.rate_gbps - low.rate_gbps)
+            }
+            (Some(point), None) => point.rate_gbps,
+            (None, point) => point.map_or(1.0, |point| point.rate_gbps),
+        }
+    }
+}
+
+/// What a copy reads.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum SourceMemory {
+    /// Registered with the GPU.
+    Pinned,
+    /// Anything else.
+    Pageable,
+}
+
+/// What can be slowed down.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Resource {
+    /// The host's cores.
+    Cpu,
+    /// The GPU's operators.
+    Gpu,
+    /// The copy engine and its link.
+    Link,
+}
+
+/// From `at` on, work on `resource` takes `slowdown` times as long, until the next step of the same resource.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct LoadStep {
+    /// Virtual time.
+    pub at: Nanos,
+    /// What gets slower.
+    pub resource: Resource,
+    /// 1 = unloaded.
+    pub slowdown: f64,
+}
+
+/// The scripted load of a run.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct LoadScript(Vec<LoadStep>);
+
+impl LoadScript {
+    /// A script; steps in any order. Slowdowns below 0.01 and not-a-number count as 1.
+    pub fn new(mut steps: Vec<LoadStep>) -> Self {
+        for step in steps.iter_mut().filter(|step| !(step.slowdown >= 0.01 && step.slowdown.is_finite())) {
+            step.slowdown = 1.0;
+        }
+        steps.sort_by_key(|step| step.at);
+        Self(steps)
+    }
+
+    /// When `work` (unloaded time) that begins at `start` ends, with every change of load on the way.
+    pub fn end_of(&self, resource: Resource, start: Nanos, work: Nanos) -> Nanos {
+        let (mut now, mut left, mut slowdown) = (start, work.0 as f64, 1.0);
+        for step in self.0.iter().filter(|step| step.resource == resource) {
+            if step.at > now {
+                let could = step.at.since(now).0 as f64 / slowdown;
+                if could >= left {
+                    break;
+                }
+                left -= could;
+                now = step.at;
+            }
+            slowdown = step.slowdown;
+        }
+        now + Nanos((left * slowdown).round() as u64)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn profile() -> SimProfile {
+        let point = |bytes, rate_gbps| LinkPoint { bytes, rate_gbps };
+        SimProfile {
+            name: "test".into(),
+            memory_bytes: 0,
+            context_bytes: 0,
+            pinned_limit_bytes: 0,
+            link: vec![point(1_000, 1.0), point(100_000, 5.0)],
+            pageable_factor: 0.5,
+            submit: Nanos(0),
+            copy_start: Nanos(7),
+            signal: Nanos(0),
+        }
+    }
+
+    #[test]
+    fn copies_follow_the_curve_and_its_ends() {
+        use SourceMemory::{Pageable, Pinned};
+        let cases = [
+            (500, Pinned, 507),
+            (1_000, Pinned, 1_007),
+            (10_000, Pinned, 3_340), // half way on the logarithmic scale: 3 GB/s
+            (100_000, Pinned, 20_007),
+            (1_000_000, Pinned, 200_007),
+            (1_000_000, Pageable, 400_007),
+            (0, Pinned, 7),
+        ];
+        for (bytes, memory, nanos) in cases {
+            assert_eq!(profile().copy_time(bytes, memory), Nanos(nanos), "{bytes}");
+        }
+    }
+
+    #[test]
+    fn load_stretches_the_part_of_the_work_that_it_meets() {
+        let step = |at, resource, slowdown| LoadStep { at: Nanos(at), resource, slowdown };
+        let script = LoadScript::new(vec![
+            step(200, Resource::Gpu, 1.0),
+            step(100, Resource::Gpu, 4.0),
+            step(0, Resource::Link, f64::NAN),
+        ]);
+        let cases = [
+            (Resource::Gpu, 0, 50, 50),
+            (Resource::Gpu, 0, 100, 100),
+            (Resource::Gpu, 90, 20, 140),  // 10 before, 10 at a quarter of the speed
+            (Resource::Gpu, 100, 25, 200), // exactly the loaded span
+            (Resource::Gpu, 100, 35, 210),
+            (Resource::Gpu, 0, 200, 275),
+            (Resource::Gpu, 300, 10, 310),
+            (Resource::Cpu, 100, 10, 110),
+            (Resource::Link, 100, 10, 110),
+        ];
+        for (resource, start, work, end) in cases {
+            assert_eq!(script.end_of(resource, Nanos(start), Nanos(work)), Nanos(end), "{resource:?} {start} {work}");
+        }
+    }
+}

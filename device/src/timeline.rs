@@ -1,0 +1,261 @@
+//! Every ordering rule between the CPU, the compute stream and the transfer stream, in one place.
+//!
+//! The rules, each with its method:
+//! 1. copy done → reader may start: [`fill`](Timeline::fill) records an event after the copies, [`read`](Timeline::read)
+//!    makes the compute stream wait for it;
+//! 2. last reader done → slot may be refilled: [`release`](Timeline::release) records an event after the readers, the next
+//!    `fill` makes the transfer stream wait for it;
+//! 3. copy done → the host may refill a staging buffer: [`wait_source`](Timeline::wait_source);
+//! 4. CPU part done → GPU part may start: [`gpu_waits_for_cpu`](Timeline::gpu_waits_for_cpu) queues the wait ahead of time,
+//!    [`cpu_done`](Timeline::cpu_done) lets it pass;
+//! 5. GPU part done → CPU part may start: [`gpu_signals_cpu`](Timeline::gpu_signals_cpu) queues the signal,
+//!    [`cpu_waits_for_gpu`](Timeline::cpu_waits_for_gpu) polls for it.
+//!
+//! Invariants: a slot is read only between a fill and its release, and refilled only outside that span, else an error and
+//! nothing is queued; hand-overs to the GPU complete in the order in which they were queued; one flag per direction with a
+//! growing epoch, so no flag is ever reset; a round that fails ends in [`abandon`](Timeline::abandon), after which both
+//! streams are empty. Nothing here waits for a whole device. Allocates nothing after `new`.
+//! Not here: what runs (operators), where (placement), when it is worth it (schedules).
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use crate::DeviceError;
+use crate::gpu::{CopySource, DevicePtr, Epoch, EventId, FlagId, Gpu, Launch, StreamId, StreamKind};
+
+/// A temporary place for promoted weights, by number.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct SlotIndex(pub usize);
+
+/// The GPU waits for the CPU part with this ticket.
+#[derive(Debug, PartialEq, Eq)]
+#[must_use = "the GPU waits until `cpu_done` gets this ticket"]
+pub struct CpuTicket(Epoch);
+
+/// The GPU will tell the CPU when it has come to where this ticket was made.
+#[derive(Debug, PartialEq, Eq)]
+#[must_use = "only `cpu_waits_for_gpu` makes the GPU's results visible"]
+pub struct GpuTicket(Epoch);
+
+/// What a slot holds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum SlotState {
+    /// Nothing that anybody may read.
+    Free,
+    /// A copy is queued; the compute stream does not know of it yet.
+    Filled,
+    /// A copy is queued and the compute stream waits for it.
+    Readable,
+}
+
+#[derive(Debug)]
+struct Slot {
+    state: SlotState,
+    filled: EventId,
+    released: EventId,
+}
+
+/// One direction of hand-over.
+#[derive(Debug)]
+struct HandOver {
+    flag: FlagId,
+    queued: Epoch,
+    done: Epoch,
+}
+
+impl HandOver {
+    fn new(gpu: &dyn Gpu) -> Result<Self, DeviceError> {
+        Ok(Self { flag: gpu.new_flag()?, queued: Epoch(0), done: Epoch(0) })
+    }
+}
+
+/// Polls between two looks at the clock while the CPU waits.
+const POLLS_PER_CLOCK: u32 = 256;
+
+/// See the module text.
+pub struct Timeline {
+    gpu: Arc<dyn Gpu>,
+    compute: StreamId,
+    transfer: StreamId,
+    slots: Vec<Slot>,
+    to_gpu: HandOver,
+    to_cpu: HandOver,
+    silence_max: Duration,
+}
+
+impl Timeline {
+    /// Streams, events and flags for `slots` slots. `silence_max`: how long the CPU waits for the GPU before it gives up.
+    pub fn new(gpu: Arc<dyn Gpu>, slots: usize, silence_max: Duration) -> Result<Self, DeviceError> {
+        let compute = gpu.new_stream(StreamKind::Compute)?;
+        let transfer = gpu.new_stream(StreamKind::Transfer)?;
+        let slot = |_| {
+            let (filled, released) = (gpu.new_event()?, gpu.new_event()?);
+            Ok(Slot { state: SlotState::Free, filled, released })
+        };
+        let slots = (0..slots).map(slot).collect::<Result<_, DeviceError>>()?;
+        let (to_gpu, to_cpu) = (HandOver::new(&*gpu)?, HandOver::new(&*gpu)?);
+        Ok(Self { gpu, compute, transfer, slots, to_gpu, to_cpu, silence_max })
+    }
+
+    /// The GPU.
+    pub fn gpu(&self) -> &Arc<dyn Gpu> {
+        &self.gpu
+    }
+
+    /// The compute stream, for work that needs no rule of this file (recording graphs, timing events).
+    pub fn compute_stream(&self) -> StreamId {
+        self.compute
+    }
+
+    /// The transfer stream, likewise.
+    pub fn transfer_stream(&self) -> StreamId {
+        self.transfer
+    }
+
+    /// Queues an operator after all earlier ones.
+    pub fn launch(&mut self, launch: &Launch) -> Result<(), DeviceError> {
+        self.gpu.launch(self.compute, launch)
+    }
+
+    /// Queues the copies that fill a slot: they start once its last readers are done. Errors: the slot was filled and not
+    /// released or discarded.
+    pub fn fill(&mut self, index: SlotIndex, copies: &[(DevicePtr, CopySource)]) -> Result<(), DeviceError> {
+        let (gpu, transfer) = (Arc::clone(&self.gpu), self.transfer);
+        let slot = self.slot(index, &[SlotState::Free], "filled before it was released")?;
+        gpu.wait_event(transfer, slot.released)?;
+        for (to, from) in copies {
+            gpu.copy_to_gpu(transfer, *to, from)?;
+        }
+        gpu.record(transfer, slot.filled)?;
+        slot.state = SlotState::Filled;
+        Ok(())
+    }
+
+    /// Operators queued from now on may read the slot. Errors: it was not filled.
+    pub fn read(&mut self, index: SlotIndex) -> Result<(), DeviceError> {
+        let (gpu, compute) = (Arc::clone(&self.gpu), self.compute);
+        let slot = self.slot(index, &[SlotState::Filled, SlotState::Readable], "read before it was filled")?;
+        if slot.state == SlotState::Filled {
+            gpu.wait_event(compute, slot.filled)?;
+            slot.state = SlotState::Readable;
+        }
+        Ok(())
+    }
+
+    /// Operators queued so far were the slot's last readers. Errors: nobody was allowed to read it.
+    pub fn release(&mut self, index: SlotIndex) -> Result<(), DeviceError> {
+        let (gpu, compute) = (Arc::clone(&self.gpu), self.compute);
+        let slot = self.slot(index, &[SlotState::Readable], "released before it was read")?;
+        gpu.record(compute, slot.released)?;
+        slot.state = SlotState::Free;
+        Ok(())
+    }
+
+    /// Forgets a fill that nobody has read (the schedule changed). The next fill's copies come after it on their stream.
+    pub fn discard(&mut self, index: SlotIndex) -> Result<(), DeviceError> {
+        self.slot(index, &[SlotState::Filled], "discarded though it was not filled, or read already")?.state =
+            SlotState::Free;
+        Ok(())
+    }
+
+    /// Whether the slot holds a fill that was not released.
+    pub fn is_filled(&self, index: SlotIndex) -> bool {
+        self.slots.get(index.0).is_some_and(|slot| slot.state != SlotState::Free)
+    }
+
+    /// Waits until the slot's last copies have read their source: a staging buffer may be refilled after it.
+    pub fn wait_source(&self, index: SlotIndex) -> Result<(), DeviceError> {
+        let slot = self.slots.get(index.0).ok_or_else(|| no_slot(index))?;
+        self.poll(|gpu| gpu.event_passed(slot.filled))
+    }
+
+    /// Operators queued from now on start after the CPU part that ends in `cpu_done` with this ticket.
+    pub fn gpu_waits_for_cpu(&mut self) -> Result<CpuTicket, DeviceError> {
+        let epoch = self.to_gpu.queued.next();
+        self.gpu.wait_flag(self.compute, self.to_gpu.flag, epoch)?;
+        self.to_gpu.queued = epoch;
+        Ok(CpuTicket(epoch))
+    }
+
+    /// The CPU part is done, its writes to mapped memory are made. Errors: an earlier ticket is still open.
+    pub fn cpu_done(&mut self, ticket: CpuTicket) -> Result<(), DeviceError> {
+        if ticket.0 != self.to_gpu.done.next() {
+            let what = format!("CPU part {} ends before part {}", ticket.0.0, self.to_gpu.done.next().0);
+            return Err(DeviceError::Timeline { what });
+        }
+        self.gpu.host_signal(self.to_gpu.flag, ticket.0)?;
+        self.to_gpu.done = ticket.0;
+        Ok(())
+    }
+
+    /// Queues a signal after all operators so far.
+    pub fn gpu_signals_cpu(&mut self) -> Result<GpuTicket, DeviceError> {
+        let epoch = self.to_cpu.queued.next();
+        self.gpu.signal_flag(self.compute, self.to_cpu.flag, epoch)?;
+        self.to_cpu.queued = epoch;
+        Ok(GpuTicket(epoch))
+    }
+
+    /// Whether the GPU has come to the ticket; if so, what it wrote to mapped memory before is visible.
+    pub fn cpu_sees_gpu(&self, ticket: &GpuTicket) -> Result<bool, DeviceError> {
+        self.gpu.host_sees(self.to_cpu.flag, ticket.0)
+    }
+
+    /// Polls until the GPU has come to the ticket. Errors: the GPU is lost, or silent for too long.
+    pub fn cpu_waits_for_gpu(&mut self, ticket: GpuTicket) -> Result<(), DeviceError> {
+        let flag = self.to_cpu.flag;
+        self.poll(|gpu| gpu.host_sees(flag, ticket.0))?;
+        self.to_cpu.done = ticket.0;
+        Ok(())
+    }
+
+    /// Waits until both streams are empty. Between rounds only. Errors: the CPU part of a ticket is still open.
+    pub fn drain(&mut self) -> Result<(), DeviceError> {
+        if self.to_gpu.done != self.to_gpu.queued {
+            let what = format!("drained while the GPU waits for CPU part {}", self.to_gpu.done.next().0);
+            return Err(DeviceError::Timeline { what });
+        }
+        self.gpu.synchronize(self.compute)?;
+        self.gpu.synchronize(self.transfer)
+    }
+
+    /// Ends a round that failed: lets all waits pass, waits for both streams, empties all slots. What the round computed
+    /// is garbage. Errors: the GPU is lost.
+    pub fn abandon(&mut self) -> Result<(), DeviceError> {
+        self.gpu.host_signal(self.to_gpu.flag, self.to_gpu.queued)?;
+        self.to_gpu.done = self.to_gpu.queued;
+        for slot in &mut self.slots {
+            slot.state = SlotState::Free;
+        }
+        // Readers whose release was never recorded are behind this.
+        self.drain()
+    }
+
+    fn slot(&mut self, index: SlotIndex, allowed: &[SlotState], else_it_was: &str) -> Result<&mut Slot, DeviceError> {
+        let slot = self.slots.get_mut(index.0).ok_or_else(|| no_slot(index))?;
+        if allowed.contains(&slot.state) {
+            return Ok(slot);
+        }
+        Err(DeviceError::Timeline { what: format!("slot {} was {else_it_was}", index.0) })
+    }
+
+    fn poll(&self, mut look: impl FnMut(&dyn Gpu) -> Result<bool, DeviceError>) -> Result<(), DeviceError> {
+        let mut give_up_at = None;
+        loop {
+            for _ in 0..POLLS_PER_CLOCK {
+                if look(&*self.gpu)? {
+                    return Ok(());
+                }
+                std::hint::spin_loop();
+            }
+            let now = Instant::now();
+            if now > *give_up_at.get_or_insert(now + self.silence_max) {
+                return Err(DeviceError::GpuSilent { seconds: self.silence_max.as_secs() });
+            }
+        }
+    }
+}
+
+fn no_slot(index: SlotIndex) -> DeviceError {
+    DeviceError::Timeline { what: format!("there is no slot {}", index.0) }
+}
