@@ -140,7 +140,7 @@ pub fn position_scale(isa: Isa, x: View, positions: &[u32], temperature: Tempera
 /// How queries grow with the position.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Temperature {
-    /// 8192.
+    /// 8192; at least 1.
     pub period_tokens: u32,
     /// 0.1.
     pub factor: f32,

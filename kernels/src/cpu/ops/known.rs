@@ -1,14 +1,17 @@
 //! Known values of model families, and the kinds of fault that public reports name (R13, R15, R16, R17).
 
 use super::attention::{AttentionInputs, AttentionScratch, AttentionShape, Mask, attention};
-use super::elementwise::{Glu, Temperature, glu};
+use super::elementwise::{Glu, Temperature, gather_rows, glu, sum};
+use super::embed::{EmbedLayout, EmbedTable, embed};
 use super::kv::{KV_BLOCK, KvView, KvViewMut, store_kv};
 use super::norm::{RmsNorm, rms_norm};
 use super::rope::{RopePairing, RopeParams, RopeScaling, RopeTable, rope, yarn_magnitude};
 use super::router::{Router, RouterScore, RouterWeights, router};
 use super::{View, ViewMut};
-use crate::cases::Random;
+use crate::KernelError;
+use crate::cases::{Random, random_weights};
 use crate::cpu::Isa;
+use crate::quant::{WeightType, dequantise_row, pack_panels, packed_bytes, panels};
 use half::f16;
 
 #[track_caller]
@@ -307,4 +310,52 @@ fn masks_show_what_they_say() {
     assert_eq!(Mask::Window { tokens: 4 }.visible(2), 0..3);
     assert_eq!(Mask::Chunk { tokens: 8192 }.visible(8191), 0..8192);
     assert_eq!(Mask::Chunk { tokens: 8192 }.visible(8192), 8192..8193);
+}
+
+/// Embedding rows are the table's exact values times the scale (gemma: √h), in both layouts of the table.
+#[test]
+fn embedding_rows_are_exact_in_both_layouts() {
+    let (rows, cols) = (40, 256);
+    for ty in WeightType::ALL {
+        let file = random_weights(ty, rows, cols, 3);
+        let row_bytes = ty.row_bytes(cols).unwrap();
+        let mut packed = vec![0; packed_bytes(ty, rows, cols).unwrap()];
+        pack_panels(ty, &file, rows, cols, 0..panels(rows), &mut packed).unwrap();
+        let tables = [(EmbedLayout::File, &file), (EmbedLayout::Panels, &packed)];
+        for (layout, data) in tables {
+            let table = EmbedTable { ty, rows, data, layout };
+            for token in [0, 7, 39] {
+                let (mut want, mut got) = (vec![0.0; cols], vec![0.0; cols]);
+                dequantise_row(ty, &file[token * row_bytes..][..row_bytes], &mut want).unwrap();
+                want.iter_mut().for_each(|w| *w *= 16.0);
+                embed(Isa::detect(), table, &[token as u32], 16.0, ViewMut::new(&mut got, 1, cols)).unwrap();
+                assert_eq!(got, want, "{ty} {layout:?} row {token}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_token_beyond_the_table_is_an_error() {
+    let table = EmbedTable { ty: WeightType::F32, rows: 2, data: &[0; 32], layout: EmbedLayout::File };
+    let mut out = [0.0; 4];
+    let look_up = |table, token, out: &mut [f32; 4]| embed(Isa::Scalar, table, &[token], 1.0, ViewMut::new(out, 1, 4));
+    assert!(look_up(table, 1, &mut out).is_ok());
+    assert!(matches!(look_up(table, 2, &mut out), Err(KernelError::Size { .. })));
+    assert!(matches!(look_up(table, u32::MAX, &mut out), Err(KernelError::Size { .. })));
+    let short = EmbedTable { data: &[0; 31], ..table };
+    assert!(matches!(look_up(short, 1, &mut out), Err(KernelError::Size { .. })));
+}
+
+#[test]
+fn rows_are_gathered_and_partial_results_summed_in_order() {
+    let x: Vec<f32> = (0..12).map(|i| i as f32).collect();
+    let mut out = vec![0.0; 6];
+    gather_rows(View::new(&x, 4, 3), &[3, 1], ViewMut::new(&mut out, 2, 3));
+    assert_eq!(out, [9.0, 10.0, 11.0, 3.0, 4.0, 5.0]);
+    let parts = [1e8f32, 1.0, -1e8].map(|value| vec![value; 20]);
+    let views = parts.each_ref().map(|part| View::new(part, 2, 10));
+    let mut out = vec![0.0; 20];
+    sum(Isa::detect(), &views, ViewMut::new(&mut out, 2, 10));
+    assert!(out.iter().all(|&x| x == 0.0), "1e8 + 1 rounds to 1e8 before the last term");
 }

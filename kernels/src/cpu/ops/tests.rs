@@ -1,8 +1,10 @@
 //! Every operator on every instruction set: against the oracle, bit-equal among themselves, and bit-equal for any
 //! split of the work. Known values of models stand in `known.rs`.
 
-use super::attention::{AttentionInputs, AttentionScratch, attention, attention_combine, attention_partial};
-use super::cases::{OpBackend, OpCase, Operands, check_ops, op_cases, paged};
+use super::attention::{
+    AttentionInputs, AttentionScratch, AttentionShape, Mask, attention, attention_combine, attention_partial,
+};
+use super::cases::{OpBackend, OpCase, Operands, check_ops, op_cases, paged, relative_error};
 use super::conv::causal_conv_silu;
 use super::delta::{DeltaInputs, delta_net};
 use super::elementwise::{add, copy_cols, glu, position_scale, sigmoid_gate, softcap};
@@ -15,6 +17,7 @@ use super::softmax::softmax;
 use super::{View, ViewMut};
 use crate::cpu::Isa;
 use half::f16;
+use proptest::prelude::*;
 
 /// How a CPU run divides the work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -212,13 +215,7 @@ impl Cpu {
     }
 
     /// One kv head, segment by segment, last first.
-    fn attend_split(
-        &self,
-        shape: &super::attention::AttentionShape,
-        inputs: &AttentionInputs,
-        head: usize,
-        out: ViewMut,
-    ) {
+    fn attend_split(&self, shape: &AttentionShape, inputs: &AttentionInputs, head: usize, out: ViewMut) {
         let mut scratch = AttentionScratch::new(shape);
         let segments = shape.segments(inputs.positions);
         let (rows, cols) = (inputs.q.rows() * shape.group(), shape.partial_cols());
@@ -269,6 +266,38 @@ fn no_instruction_set_and_no_division_of_the_work_changes_a_bit() {
             for division in [Division::Whole, Division::Rows, Division::Columns] {
                 assert!(bits(isa, division) == want, "{} {division:?}: {case:?}", isa.name());
             }
+        }
+    }
+}
+
+fn any_attention() -> impl Strategy<Value = OpCase> {
+    let mask = prop_oneof![
+        Just(Mask::Causal),
+        (1u32..400).prop_map(|tokens| Mask::Window { tokens }),
+        (1u32..400).prop_map(|tokens| Mask::Chunk { tokens }),
+    ];
+    let heads = (1usize..4, 1usize..8, 1usize..70, 1usize..70, mask);
+    (heads, 1usize..20, 0u32..600, any::<(bool, bool, bool)>()).prop_map(|(heads, tokens, first, kind)| {
+        let (kv_heads, group, k_head_cols, v_head_cols, mask) = heads;
+        let (half, sinks, mla) = kind;
+        let v_head_cols = if mla { v_head_cols.min(k_head_cols) } else { v_head_cols };
+        let (scale, q_heads) = (1.0 / (k_head_cols as f32).sqrt(), kv_heads * group);
+        let shape = AttentionShape { q_heads, kv_heads, k_head_cols, v_head_cols, scale, softcap: None, mask };
+        OpCase::Attention { shape, tokens, first, half, mla, sinks }
+    })
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(60))]
+
+    #[test]
+    fn attention_of_any_shape_agrees_with_the_oracle_in_any_division(case in any_attention()) {
+        let operands = case.operands();
+        let isa = Isa::detect();
+        let want = Cpu { isa, division: Division::Whole }.run(&case, &operands).unwrap();
+        prop_assert!(relative_error(&want, &case.expected(&operands)) <= case.tolerance());
+        for division in [Division::Rows, Division::Columns] {
+            prop_assert!(Cpu { isa, division }.run(&case, &operands).unwrap() == want, "{division:?}");
         }
     }
 }

@@ -53,12 +53,12 @@ pub enum Mask {
     Causal,
     /// p1 − p0 < tokens.
     Window {
-        /// Positions seen, the own included.
+        /// Positions seen, the own included; at least 1.
         tokens: u32,
     },
     /// p0 ≥ floor(p1 / tokens) · tokens.
     Chunk {
-        /// Positions of a chunk.
+        /// Positions of a chunk, at least 1.
         tokens: u32,
     },
 }
@@ -66,12 +66,13 @@ pub enum Mask {
 impl Mask {
     /// The positions that a token at `position` sees.
     pub fn visible(self, position: u32) -> Range<usize> {
+        let position = position as usize;
         let first = match self {
             Mask::Causal => 0,
-            Mask::Window { tokens } => (position + 1).saturating_sub(tokens),
-            Mask::Chunk { tokens } => position / tokens * tokens,
+            Mask::Window { tokens } => (position + 1).saturating_sub(tokens as usize),
+            Mask::Chunk { tokens } => position - position % tokens as usize,
         };
-        first as usize..position as usize + 1
+        first..position + 1
     }
 }
 
@@ -110,6 +111,11 @@ impl AttentionShape {
     /// Query heads per kv head.
     pub fn group(&self) -> usize {
         self.q_heads / self.kv_heads
+    }
+
+    /// Tokens that share the work on keys and values best: a thread's part of a prompt should be a multiple of it.
+    pub fn tile_tokens(&self) -> usize {
+        (tile::rows_max(self) / self.group()).max(1)
     }
 
     /// Segments that tokens at these positions see anything of.
