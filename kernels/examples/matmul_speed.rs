@@ -1,7 +1,7 @@
 //! Measures products against this machine's bounds, on the spot: GEMV against a plain read of the same rotating
 //! buffers by the same threads, GEMM against dot products or multiply-adds in registers.
 //!
-//! `cargo run --release -p kernels --example matmul_speed -- [gemv|gemm|pack] [TYPE,TYPE] [threads] [tokens,tokens] [isa]`
+//! `cargo run --release -p kernels --example matmul_speed -- [gemv|cached|gemm|pack] [TYPE,TYPE] [threads] [tokens,tokens] [isa]`
 //! Bounds and kernels alternate; medians of their ratios are printed.
 
 use std::sync::Barrier;
@@ -39,10 +39,11 @@ fn main() {
     };
     println!("{} threads, {}", options.threads, options.isa.name());
     match mode.as_str() {
-        "gemv" => gemv(&options),
+        "gemv" => gemv(&options, 4096, GIB),
+        "cached" => gemv(&options, 32 * options.threads, 0),
         "gemm" => gemm(&options),
         "pack" => pack(&options),
-        other => eprintln!("unknown mode {other}: gemv, gemm or pack"),
+        other => eprintln!("unknown mode {other}: gemv, cached, gemm or pack"),
     }
 }
 
@@ -133,13 +134,14 @@ fn operands(ty: WeightType, rows: usize, cols: usize, tokens: usize) -> (Vec<u8>
     (packed, acts)
 }
 
-fn gemv(options: &Options) {
-    let (rows, cols) = (4096, 4096);
+/// Passes over a buffer of at least `bytes`; a small one stays in the second cache.
+fn gemv(options: &Options, rows: usize, bytes: usize) {
+    let cols = 4096;
     let most = options.tokens.iter().copied().max().expect("tokens");
-    println!("GEMV {rows}x{cols}, matrices rotating through 1 GiB; GB/s read plainly, GB/s of the product, ratio");
+    println!("GEMV {rows}x{cols} rotating through {} MiB; GB/s read plainly, GB/s of the product, ratio", bytes >> 20);
     for &ty in &options.types {
         let (packed, acts) = operands(ty, rows, cols, most);
-        let count = GIB.div_ceil(packed.len());
+        let count = bytes.div_ceil(packed.len()).max(1);
         let mut memory = Memory::new(count * packed.len());
         for place in memory.bytes()[..count * packed.len()].chunks_exact_mut(packed.len()) {
             place.copy_from_slice(&packed);
@@ -166,17 +168,20 @@ fn report_gemv<'a>(
     product: &(dyn Fn(&'a [u8]) -> Product<'a> + Sync),
 ) {
     let threads = options.threads;
+    let passes = (GIB / 4).div_ceil(weights.len());
+    let panels = product(&weights[..each]).weights().panels();
+    let matrices = || (0..passes).flat_map(|_| weights.chunks_exact(each));
     let (mut reads, mut products) = (Vec::new(), Vec::new());
     for _ in 0..REPEATS {
         reads.push(timed(threads, |thread| {
-            let panel_bytes = each / (4096 / PANEL_ROWS);
-            for bytes in weights.chunks_exact(each) {
-                let part = share(4096 / PANEL_ROWS, thread, threads);
+            let part = share(panels, thread, threads);
+            for bytes in matrices() {
+                let panel_bytes = each / panels;
                 std::hint::black_box(plain_read(options.isa, &bytes[part.start * panel_bytes..part.end * panel_bytes]));
             }
         }));
         products.push(timed(threads, |thread| {
-            for bytes in weights.chunks_exact(each) {
+            for bytes in matrices() {
                 let product = product(bytes);
                 let part = share(product.weights().panels(), thread, threads);
                 // SAFETY: threads have disjoint panels.
@@ -185,7 +190,7 @@ fn report_gemv<'a>(
         }));
     }
     let ratios = reads.iter().zip(&products).map(|(r, p)| r / p).collect();
-    let gb = weights.len() as f64 / 1e9;
+    let gb = (passes * weights.len()) as f64 / 1e9;
     println!(
         "{:7} {tokens:3} tokens  read {:6.2}  product {:6.2}  ratio {:.3}",
         ty.name(),

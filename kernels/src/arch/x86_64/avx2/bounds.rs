@@ -36,7 +36,9 @@ pub(crate) fn int8_dot_peak(rounds: u32) -> Work {
     let mut chains: [__m256i; CHAINS] = std::array::from_fn(|i| _mm256_set1_epi32(i as i32));
     for _ in 0..rounds {
         // The second factor is the sum so far: else the products would be computed once, before the loop.
-        chains = chains.map(|c| _mm256_add_epi32(c, _mm256_madd_epi16(_mm256_maddubs_epi16(a, c), ones)));
+        for chain in &mut chains {
+            *chain = _mm256_add_epi32(*chain, _mm256_madd_epi16(_mm256_maddubs_epi16(a, *chain), ones));
+        }
     }
     let sum = chains.into_iter().fold(_mm256_setzero_si256(), |a, b| _mm256_add_epi32(a, b));
     let operations = u64::from(rounds) * (CHAINS * 8 * 4 * 2) as u64;
@@ -49,7 +51,9 @@ pub(crate) fn f32_fma_peak(rounds: u32) -> Work {
     let (a, b) = (_mm256_set1_ps(0.999), _mm256_set1_ps(0.5));
     let mut chains: [__m256; CHAINS] = std::array::from_fn(|i| _mm256_set1_ps(i as f32));
     for _ in 0..rounds {
-        chains = chains.map(|chain| _mm256_fmadd_ps(chain, a, b));
+        for chain in &mut chains {
+            *chain = _mm256_fmadd_ps(*chain, a, b);
+        }
     }
     let sum = chains.into_iter().fold(_mm256_setzero_ps(), |a, b| _mm256_add_ps(a, b));
     let operations = u64::from(rounds) * (CHAINS * 8 * 2) as u64;

@@ -29,7 +29,9 @@ pub(crate) fn int8_dot_peak(rounds: u32) -> Work {
     let (a, b) = (_mm512_set1_epi8(3), _mm512_set1_epi8(5));
     let mut chains: [__m512i; CHAINS] = std::array::from_fn(|i| _mm512_set1_epi32(i as i32));
     for _ in 0..rounds {
-        chains = chains.map(|chain| _mm512_dpbusd_epi32(chain, a, b));
+        for chain in &mut chains {
+            *chain = _mm512_dpbusd_epi32(*chain, a, b);
+        }
     }
     let sum = chains.into_iter().fold(_mm512_setzero_si512(), |a, b| _mm512_add_epi32(a, b));
     let operations = u64::from(rounds) * (CHAINS * 16 * 4 * 2) as u64;
@@ -42,7 +44,9 @@ pub(crate) fn f32_fma_peak(rounds: u32) -> Work {
     let (a, b) = (_mm512_set1_ps(0.999), _mm512_set1_ps(0.5));
     let mut chains: [__m512; CHAINS] = std::array::from_fn(|i| _mm512_set1_ps(i as f32));
     for _ in 0..rounds {
-        chains = chains.map(|chain| _mm512_fmadd_ps(chain, a, b));
+        for chain in &mut chains {
+            *chain = _mm512_fmadd_ps(*chain, a, b);
+        }
     }
     let sum = chains.into_iter().fold(_mm512_setzero_ps(), |a, b| _mm512_add_ps(a, b));
     let operations = u64::from(rounds) * (CHAINS * 16 * 2) as u64;

@@ -100,21 +100,51 @@ unsafe fn broadcast_f32(at: *const u8) -> __m512 {
     unsafe { _mm512_set1_ps(at.cast::<f32>().read_unaligned()) }
 }
 
+/// The current block of activations of each token of a tile.
+#[derive(Clone, Copy)]
+struct Acts<const T: usize>([*const u8; T]);
+
+impl<const T: usize> Acts<T> {
+    /// The blocks of sub-block `sub`.
+    #[inline(always)]
+    fn new(tile: &Tile, sub: usize) -> Acts<T> {
+        let mut acts = [tile.act.wrapping_add(sub * ACT_BLOCK_BYTES); T];
+        for (t, act) in acts.iter_mut().enumerate() {
+            *act = act.wrapping_add(t * tile.act_stride_bytes);
+        }
+        Acts(acts)
+    }
+
+    /// Goes on to the next block. Each token keeps a pointer in a register of its own: the compiler would rather add
+    /// a common index to every address, and an instruction with an indexed operand takes two slots of the front end.
+    #[inline(always)]
+    fn advance(&mut self) {
+        for act in &mut self.0 {
+            *act = act.wrapping_add(ACT_BLOCK_BYTES);
+            // SAFETY: no instruction; the compiler forgets how the pointer came about.
+            unsafe { std::arch::asm!("/* {0} */", inout(reg) * act, options(pure, nomem, nostack, preserves_flags)) };
+        }
+    }
+}
+
 /// Integer dot products of vectors `FROM..TO` with `T` tokens; `start` is where each token's start value lies.
 #[inline(always)]
 unsafe fn dots<W: Packed, const T: usize, const FROM: usize, const TO: usize>(
     quants: &[__m512i; GROUPS],
-    act: *const u8,
-    stride: usize,
+    acts: &Acts<T>,
     start: impl Fn(*const u8) -> __m512i,
 ) -> [__m512i; T] {
-    // SAFETY: `act` points to the blocks of `T` tokens, `stride` bytes apart.
+    // SAFETY: `acts` point to the blocks of `T` tokens.
     unsafe {
-        let mut dots: [__m512i; T] =
-            std::array::from_fn(|t| if W::BIASED { start(act.add(t * stride)) } else { _mm512_setzero_si512() });
+        let mut dots = [_mm512_setzero_si512(); T];
+        if W::BIASED {
+            for (dot, act) in dots.iter_mut().zip(acts.0) {
+                *dot = start(act);
+            }
+        }
         for g in FROM..TO {
-            for (t, dot) in dots.iter_mut().enumerate() {
-                *dot = _mm512_dpbusd_epi32(*dot, quants[g], broadcast_i32(act.add(t * stride + 4 * g)));
+            for (dot, act) in dots.iter_mut().zip(acts.0) {
+                *dot = _mm512_dpbusd_epi32(*dot, quants[g], broadcast_i32(act.add(4 * g)));
             }
         }
         dots
@@ -139,27 +169,24 @@ pub(super) unsafe fn prefetch(at: *const u8, bytes: usize) {
 /// Adds a sub-block to the sums of `T` tokens, in the order of operations of `cpu/matmul/scalar.rs`.
 ///
 /// # Safety
-/// `act` points to the sub-block's activations of the first of `T` tokens, `stride` bytes apart; the machine has the
-/// features of AVX-512 here.
+/// `acts` point to the sub-block's activations; the machine has the features of AVX-512 here.
 #[inline(always)]
 unsafe fn add_sub_block<W: Packed, const T: usize>(
     acc: &mut [__m512; T],
     quants: &[__m512i; GROUPS],
     scales: &Scales,
     sub: usize,
-    act: *const u8,
-    stride: usize,
+    acts: &Acts<T>,
 ) {
     // SAFETY: the caller's contract.
     unsafe {
         if W::HALVES {
-            return add_halves::<W, T>(acc, quants, scales, sub, act, stride);
+            return add_halves::<W, T>(acc, quants, scales, sub, acts);
         }
-        let dots = dots::<W, T, 0, GROUPS>(quants, act, stride, |act| broadcast_i32(act.add(40)));
+        let dots = dots::<W, T, 0, GROUPS>(quants, acts, |act| broadcast_i32(act.add(40)));
         let scale = _mm512_load_ps(scales.scale[sub].as_ptr());
         let min = _mm512_load_ps(scales.min[sub].as_ptr());
-        for t in 0..T {
-            let act = act.add(t * stride);
+        for (t, act) in acts.0.into_iter().enumerate() {
             let dot = _mm512_mul_ps(_mm512_cvtepi32_ps(dots[t]), scale);
             acc[t] = _mm512_fmadd_ps(dot, broadcast_f32(act.add(32)), acc[t]);
             if W::MINS {
@@ -179,18 +206,16 @@ unsafe fn add_halves<W: Packed, const T: usize>(
     quants: &[__m512i; GROUPS],
     scales: &Scales,
     sub: usize,
-    act: *const u8,
-    stride: usize,
+    acts: &Acts<T>,
 ) {
     // SAFETY: the caller's contract.
     unsafe {
         let sum_low = |act: *const u8| broadcast_i32(act.add(44));
         let sum_high = |act: *const u8| _mm512_sub_epi32(broadcast_i32(act.add(40)), broadcast_i32(act.add(44)));
-        let low = dots::<W, T, 0, { GROUPS / 2 }>(quants, act, stride, sum_low);
-        let high = dots::<W, T, { GROUPS / 2 }, GROUPS>(quants, act, stride, sum_high);
+        let low = dots::<W, T, 0, { GROUPS / 2 }>(quants, acts, sum_low);
+        let high = dots::<W, T, { GROUPS / 2 }, GROUPS>(quants, acts, sum_high);
         let half = |table: &[[f32; 16]; 16], half: usize| _mm512_load_ps(table[2 * sub + half].as_ptr());
-        for t in 0..T {
-            let act = act.add(t * stride);
+        for (t, act) in acts.0.into_iter().enumerate() {
             let mut dot = _mm512_mul_ps(_mm512_cvtepi32_ps(low[t]), half(&scales.scale, 0));
             dot = _mm512_fmadd_ps(_mm512_cvtepi32_ps(high[t]), half(&scales.scale, 1), dot);
             if W::MINS {
@@ -249,18 +274,16 @@ unsafe fn direct<W: Packed, const T: usize>(product: &Product, panel: usize, tok
     unsafe {
         let tile = Tile::new(product, panel, token);
         let mut acc = [_mm512_setzero_ps(); T];
-        let mut act = tile.act;
+        let mut acts = Acts::new(&tile, 0);
         for chunk in 0..source.chunks() {
             let subs = source.chunk_cols(chunk) / SUB_COLS;
-            let bytes = source.chunk(panel, chunk, &mut buffer);
-            let chunk = bytes.as_ptr();
-            let sub_bytes = bytes.len() / subs;
+            let chunk = source.chunk(panel, chunk, &mut buffer).as_ptr();
             W::scales(chunk, subs, &mut scales);
             for sub in 0..subs {
-                prefetch(chunk.wrapping_add(sub * sub_bytes), sub_bytes);
+                prefetch(chunk.wrapping_add(sub * W::SUB_BYTES), W::SUB_BYTES);
                 let quants = W::quants(chunk, subs, sub);
-                add_sub_block::<W, T>(&mut acc, &quants, &scales, sub, act, tile.act_stride_bytes);
-                act = act.add(ACT_BLOCK_BYTES);
+                add_sub_block::<W, T>(&mut acc, &quants, &scales, sub, &acts);
+                acts.advance();
             }
         }
         Lanes::new(product, panel).finish(tile, &acc);
@@ -375,11 +398,11 @@ unsafe fn tile<W: Packed, const T: usize>(
         if chunks.start > 0 {
             acc = std::array::from_fn(|t| _mm512_maskz_loadu_ps(lanes.mask, tile.out.add(t * tile.out_stride)));
         }
-        let mut act = tile.act.add(chunks.start * CHUNK_SUBS * ACT_BLOCK_BYTES);
+        let mut acts = Acts::new(&tile, chunks.start * CHUNK_SUBS);
         for (i, quants) in unpacked.quants[..unpacked.subs].iter().enumerate() {
             let scales = &unpacked.scales[i / CHUNK_SUBS];
-            add_sub_block::<W, T>(&mut acc, quants, scales, i % CHUNK_SUBS, act, tile.act_stride_bytes);
-            act = act.add(ACT_BLOCK_BYTES);
+            add_sub_block::<W, T>(&mut acc, quants, scales, i % CHUNK_SUBS, &acts);
+            acts.advance();
         }
         let last = chunks.end == Source::new(&product.weights).chunks();
         let lanes = if last { lanes } else { Lanes { bias: None, ..lanes } };

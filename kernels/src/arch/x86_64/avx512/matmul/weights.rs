@@ -3,7 +3,7 @@
 
 use std::arch::x86_64::*;
 
-use crate::quant::{IQ4_VALUES, MXFP4_VALUES, WeightType, head_bytes};
+use crate::quant::{IQ4_VALUES, MXFP4_VALUES, PANEL_ROWS, SUB_COLS, WeightType, head_bytes};
 
 /// Vectors of 4 columns in a sub-block of 32.
 pub(super) const GROUPS: usize = 8;
@@ -38,6 +38,10 @@ impl Scales {
 /// For all functions: the machine has the features of AVX-512 here, and `chunk` points to a whole packed chunk of
 /// `subs` sub-blocks of this type.
 pub(super) trait Packed {
+    /// The type.
+    const TYPE: WeightType;
+    /// Bytes of a sub-block of 16 rows, its share of the scales included.
+    const SUB_BYTES: usize = PANEL_ROWS * Self::TYPE.block().1 * SUB_COLS / Self::TYPE.block().0;
     /// Whether the two halves of a sub-block have scales (and mins) of their own.
     const HALVES: bool = false;
     /// Whether values have a min. Mins of halves are divided by -128, as the sums that they meet are -128 times.
@@ -132,11 +136,12 @@ unsafe fn f16_scales(chunk: *const u8, subs: usize, out: &mut Scales, mins: Opti
 }
 
 macro_rules! impl_packed {
-    ($(#[$doc:meta])* $name:ident { $($consts:tt)* } scales($c:ident, $n:ident, $out:ident) $scales:block
+    ($(#[$doc:meta])* $name:ident $ty:ident { $($consts:tt)* } scales($c:ident, $n:ident, $out:ident) $scales:block
      quants($c2:ident, $n2:ident, $s:ident) $quants:block) => {
         $(#[$doc])*
         pub(super) struct $name;
         impl Packed for $name {
+            const TYPE: WeightType = WeightType::$ty;
             $($consts)*
             #[inline(always)]
             unsafe fn scales($c: *const u8, $n: usize, $out: &mut Scales) {
@@ -154,18 +159,18 @@ macro_rules! impl_packed {
 
 impl_packed! {
     /// f16 scale; code - 8.
-    Q4_0 { const BIASED: bool = true; }
+    Q4_0 Q4_0 { const BIASED: bool = true; }
     scales(chunk, subs, out) { f16_scales(chunk, subs, out, None) }
     quants(chunk, subs, sub) {
-        nibbles(body_of(WeightType::Q4_0, chunk, subs, sub, 16)).map(|q| _mm512_add_epi8(q, _mm512_set1_epi8(120)))
+        nibbles(body_of(Self::TYPE, chunk, subs, sub, 16)).map(|q| _mm512_add_epi8(q, _mm512_set1_epi8(120)))
     }
 }
 
 impl_packed! {
     /// f16 scale and min.
-    Q4_1 { const MINS: bool = true; }
+    Q4_1 Q4_1 { const MINS: bool = true; }
     scales(chunk, subs, out) { f16_scales(chunk, subs, out, Some(())) }
-    quants(chunk, subs, sub) { nibbles(body_of(WeightType::Q4_1, chunk, subs, sub, 16)) }
+    quants(chunk, subs, sub) { nibbles(body_of(Self::TYPE, chunk, subs, sub, 16)) }
 }
 
 /// Codes of Q5_0 and Q5_1: 4 bytes of transposed fifth bits, then nibbles.
@@ -184,43 +189,43 @@ unsafe fn five_bits(body: *const u8) -> [__m512i; GROUPS] {
 
 impl_packed! {
     /// f16 scale; code - 16.
-    Q5_0 { const BIASED: bool = true; }
+    Q5_0 Q5_0 { const BIASED: bool = true; }
     scales(chunk, subs, out) { f16_scales(chunk, subs, out, None) }
     quants(chunk, subs, sub) {
-        five_bits(body_of(WeightType::Q5_0, chunk, subs, sub, 20)).map(|q| _mm512_add_epi8(q, _mm512_set1_epi8(112)))
+        five_bits(body_of(Self::TYPE, chunk, subs, sub, 20)).map(|q| _mm512_add_epi8(q, _mm512_set1_epi8(112)))
     }
 }
 
 impl_packed! {
     /// f16 scale and min.
-    Q5_1 { const MINS: bool = true; }
+    Q5_1 Q5_1 { const MINS: bool = true; }
     scales(chunk, subs, out) { f16_scales(chunk, subs, out, Some(())) }
-    quants(chunk, subs, sub) { five_bits(body_of(WeightType::Q5_1, chunk, subs, sub, 20)) }
+    quants(chunk, subs, sub) { five_bits(body_of(Self::TYPE, chunk, subs, sub, 20)) }
 }
 
 impl_packed! {
     /// f16 scale, signed bytes.
-    Q8_0 { const BIASED: bool = true; }
+    Q8_0 Q8_0 { const BIASED: bool = true; }
     scales(chunk, subs, out) { f16_scales(chunk, subs, out, None) }
     quants(chunk, subs, sub) {
-        let body = body_of(WeightType::Q8_0, chunk, subs, sub, 32);
+        let body = body_of(Self::TYPE, chunk, subs, sub, 32);
         std::array::from_fn(|g| _mm512_xor_si512(load(body.add(64 * g)), _mm512_set1_epi8(-128)))
     }
 }
 
 impl_packed! {
     /// f16 scale, codes of a table.
-    Iq4Nl { const BIASED: bool = true; }
+    Iq4Nl IQ4_NL { const BIASED: bool = true; }
     scales(chunk, subs, out) { f16_scales(chunk, subs, out, None) }
     quants(chunk, subs, sub) {
         let table = biased_table(&IQ4_VALUES);
-        nibbles(body_of(WeightType::IQ4_NL, chunk, subs, sub, 16)).map(|q| _mm512_shuffle_epi8(table, q))
+        nibbles(body_of(Self::TYPE, chunk, subs, sub, 16)).map(|q| _mm512_shuffle_epi8(table, q))
     }
 }
 
 impl_packed! {
     /// Exponent byte, codes of a table.
-    Mxfp4 { const BIASED: bool = true; }
+    Mxfp4 MXFP4 { const BIASED: bool = true; }
     scales(chunk, subs, out) {
         for sub in 0..subs {
             let exponent = load_u8(chunk.add(16 * sub));
@@ -232,7 +237,7 @@ impl_packed! {
     }
     quants(chunk, subs, sub) {
         let table = biased_table(&MXFP4_VALUES);
-        nibbles(body_of(WeightType::MXFP4, chunk, subs, sub, 16)).map(|q| _mm512_shuffle_epi8(table, q))
+        nibbles(body_of(Self::TYPE, chunk, subs, sub, 16)).map(|q| _mm512_shuffle_epi8(table, q))
     }
 }
 
@@ -252,7 +257,7 @@ unsafe fn rotate32(from: usize, to: usize) -> __m512i {
 
 impl_packed! {
     /// 4-bit scales and mins of 16 columns, 2-bit codes. Head: d, dmin, 16 bytes; body: 64 bytes.
-    Q2K { const HALVES: bool = true; const MINS: bool = true; }
+    Q2K Q2_K { const HALVES: bool = true; const MINS: bool = true; }
     scales(chunk, _subs, out) {
         let (d, dmin) = (load_f16(chunk), load_f16(chunk.add(32)));
         let dmin = _mm512_mul_ps(dmin, _mm512_set1_ps(1.0 / 128.0));
@@ -272,7 +277,7 @@ impl_packed! {
 
 impl_packed! {
     /// 6-bit scales of 16 columns, 3-bit codes. Head: d, 12 bytes; body: 32 bytes of third bits, 64 bytes.
-    Q3K { const HALVES: bool = true; const BIASED: bool = true; }
+    Q3K Q3_K { const HALVES: bool = true; const BIASED: bool = true; }
     scales(chunk, _subs, out) {
         let (d, bytes) = (load_f16(chunk), chunk.add(32));
         for i in 0..16 {
@@ -326,7 +331,7 @@ unsafe fn k4_scales(chunk: *const u8, out: &mut Scales) {
 
 impl_packed! {
     /// 6-bit scales and mins, 4-bit codes. Body: 128 bytes.
-    Q4K { const MINS: bool = true; }
+    Q4K Q4_K { const MINS: bool = true; }
     scales(chunk, _subs, out) { k4_scales(chunk, out) }
     quants(chunk, _subs, sub) {
         let codes = chunk.add(256 + 512 * (sub / 2));
@@ -337,7 +342,7 @@ impl_packed! {
 
 impl_packed! {
     /// As Q4_K with fifth bits. Body: 32 bytes of them, 128 bytes.
-    Q5K { const MINS: bool = true; }
+    Q5K Q5_K { const MINS: bool = true; }
     scales(chunk, _subs, out) { k4_scales(chunk, out) }
     quants(chunk, _subs, sub) {
         let high = chunk.add(256);
@@ -351,7 +356,7 @@ impl_packed! {
 
 impl_packed! {
     /// Signed byte scales of 16 columns, 6-bit codes - 32. Head: d, 16 bytes; body: 128 bytes, 64 bytes.
-    Q6K { const HALVES: bool = true; const BIASED: bool = true; }
+    Q6K Q6_K { const HALVES: bool = true; const BIASED: bool = true; }
     scales(chunk, _subs, out) {
         let d = load_f16(chunk);
         for i in 0..16 {
@@ -373,7 +378,7 @@ impl_packed! {
 
 impl_packed! {
     /// 6-bit scales, codes of a table. Head: d, 2 bytes of high bits, 4 bytes of low ones; body: 128 bytes.
-    Iq4Xs { const BIASED: bool = true; }
+    Iq4Xs IQ4_XS { const BIASED: bool = true; }
     scales(chunk, _subs, out) {
         let (d, high, low) = (load_f16(chunk), chunk.add(32), chunk.add(64));
         for sub in 0..8 {
