@@ -231,11 +231,18 @@ fn steady(engine: &mut Engine<'_>, rounds: u32) -> f64 {
 struct Lane {
     /// Item that it runs, or would run next; the item count when it has no more this round.
     item: usize,
+    /// Last item of the run that was started together: those that follow with nothing to wait for.
+    last: usize,
     /// Work left on `item` in unhindered microseconds; negative = not started.
     left_us: f64,
 }
 
 impl Lane {
+    /// Idle before an item.
+    fn at(item: usize) -> Lane {
+        Lane { item, last: item, left_us: -1.0 }
+    }
+
     fn running(&self) -> bool {
         self.left_us >= 0.0
     }
@@ -263,6 +270,8 @@ struct Engine<'a> {
     copies_done: usize,
     copies_limit: usize,
     readers_done: usize,
+    /// Without transfers nothing disturbs the CPU: its ends are known when it starts, as the GPU's always are.
+    cpu_runs_ahead: bool,
 }
 
 impl<'a> Engine<'a> {
@@ -290,8 +299,9 @@ impl<'a> Engine<'a> {
             now_us: 0.0,
             round_start_us: 0.0,
             round: 0,
-            cpu: Lane { item: 0, left_us: -1.0 },
-            gpu: Lane { item: 0, left_us: -1.0 },
+            cpu: Lane::at(0),
+            gpu: Lane::at(0),
+            cpu_runs_ahead: prepared.streams.is_empty(),
             copy_left_us: -1.0,
             copies_done: 0,
             copies_limit,
@@ -308,8 +318,8 @@ impl<'a> Engine<'a> {
     fn play_round(&mut self) {
         let items = self.finish_us.len();
         self.finish_us.fill(f64::INFINITY);
-        self.cpu = Lane { item: self.next_on(false, 0), left_us: -1.0 };
-        self.gpu = Lane { item: self.next_on(true, 0), left_us: -1.0 };
+        self.cpu = Lane::at(self.next_on(false, 0));
+        self.gpu = Lane::at(self.next_on(true, 0));
         while self.cpu.item < items || self.gpu.item < items {
             if !self.step() {
                 self.round_start_us = f64::INFINITY;
@@ -374,14 +384,44 @@ impl<'a> Engine<'a> {
         }
         let ready_us = self.ready_us(lane.item, gpu);
         if ready_us <= self.now_us {
-            let item = lane.item;
-            if gpu {
-                self.gpu.left_us = f64::from(self.case.items[item].gpu_us) * self.gpu_factor;
-            } else {
-                self.cpu.left_us = f64::from(self.cpu_us[item]) * self.cpu_factor;
-            }
+            self.start(lane.item, gpu);
         }
         ready_us
+    }
+
+    fn work_us(&self, item: usize, gpu: bool) -> f64 {
+        if gpu {
+            f64::from(self.case.items[item].gpu_us) * self.gpu_factor
+        } else {
+            f64::from(self.cpu_us[item]) * self.cpu_factor
+        }
+    }
+
+    /// Starts `item` and, where ends are known in advance, the items after it that read only from the same processor.
+    fn start(&mut self, item: usize, gpu: bool) {
+        let mut left_us = self.work_us(item, gpu);
+        let mut last = item;
+        if gpu || self.cpu_runs_ahead {
+            self.finish_us[item] = self.now_us + left_us;
+            let reader = self.next_reader();
+            let mut next = self.next_on(gpu, item + 1);
+            while (!gpu || reader != Some(last))
+                && next < self.finish_us.len()
+                && self.follows_freely(next, gpu, reader)
+            {
+                left_us += self.work_us(next, gpu);
+                self.finish_us[next] = self.now_us + left_us;
+                last = next;
+                next = self.next_on(gpu, next + 1);
+            }
+        }
+        *if gpu { &mut self.gpu } else { &mut self.cpu } = Lane { item, last, left_us };
+    }
+
+    /// Whether an item has nothing to wait for but the one before it on its processor.
+    fn follows_freely(&self, item: usize, gpu: bool, reader: Option<usize>) -> bool {
+        let here = |producer: &crate::ids::ItemId| self.prepared.on_gpu[producer.index()] == gpu;
+        !(gpu && reader == Some(item)) && self.model.inputs_of(item).iter().all(here)
     }
 
     /// When the inputs of `item` have arrived on its processor; infinite while some are not even made.
@@ -448,13 +488,13 @@ impl<'a> Engine<'a> {
         if !lane.running() {
             return;
         }
-        let mut next = Lane { item: lane.item, left_us: (lane.left_us - done_us).max(0.0) };
+        let mut next = Lane { left_us: (lane.left_us - done_us).max(0.0), ..lane };
         if complete {
             if gpu && self.next_reader() == Some(lane.item) {
                 self.readers_done += 1;
             }
-            self.finish_us[lane.item] = self.now_us;
-            next = Lane { item: self.next_on(gpu, lane.item + 1), left_us: -1.0 };
+            self.finish_us[lane.last] = self.now_us;
+            next = Lane::at(self.next_on(gpu, lane.last + 1));
         }
         if gpu {
             self.gpu = next;
