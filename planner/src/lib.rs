@@ -9,6 +9,7 @@ pub mod cost;
 pub mod graph;
 pub mod place;
 pub mod profile;
+pub mod regime;
 pub mod simulate;
 pub mod transfer;
 

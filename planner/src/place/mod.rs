@@ -1,9 +1,14 @@
 //! Static placement: which items are resident in GPU memory.
 //!
 //! `chain` is the problem, `knapsack` the solver, `moe` the policy for mixtures of experts, `ilp` the cross-check on
-//! the true graph. It decides residency only: streaming is `crate::transfer`.
+//! the true graph; `weigh` makes both from a priced model, `memory` counts bytes, `seeds` are the splits people make by
+//! hand, and `search` asks and judges them all. Streaming is `crate::transfer`.
 
 pub mod chain;
 pub mod ilp;
 pub mod knapsack;
+pub mod memory;
 pub mod moe;
+pub mod search;
+pub mod seeds;
+pub mod weigh;

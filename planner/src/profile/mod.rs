@@ -12,6 +12,7 @@ pub mod machines;
 pub mod synthetic;
 
 pub use check::ProfileError;
+pub(crate) use lookup::transfer_us;
 pub use lookup::{Key, NotMeasured};
 
 use serde::{Deserialize, Serialize};

@@ -1,0 +1,315 @@
+//! A program priced on a device: the cost model of every phase and context bucket.
+
+use super::work::{Round, Work, streaming, works};
+use super::{Demand, ItemFacts, Problem, UbatchFacts};
+use crate::profile::{Backend, Contention, Key, NotMeasured, Profile};
+use plan_format::ItemId;
+use plan_format::arena::{Arena, RoundLimits};
+use plan_format::costs::{CaseCosts, CostModel, ItemCost, Team};
+use plan_format::operands::Columns;
+use plan_format::program::{Item, ItemKind, OpKind, Program};
+use plan_format::schedule::Phase;
+use plan_format::sizes::CacheSpan;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+
+/// Why a program has no price.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+pub enum PriceError {
+    /// The profile lacks a time.
+    #[error(transparent)]
+    NotMeasured(#[from] NotMeasured),
+    /// Nothing to choose an ubatch from.
+    #[error("no ubatch fits a context of {context_tokens} tokens; the smallest on offer is {smallest}")]
+    NoUbatch {
+        /// Planned context.
+        context_tokens: u32,
+        /// Smallest ubatch of the demand.
+        smallest: u32,
+    },
+}
+
+/// Token counts of the verification phases.
+pub const VERIFY_TOKENS: [u32; 3] = [2, 4, 8];
+
+/// Prices a verified program on a device.
+///
+/// # Errors
+/// A time that the profile does not have, or no ubatch within the context.
+pub fn price(program: &Program, profile: &Profile, demand: &Demand) -> Result<Problem, PriceError> {
+    let fits = |ubatch: &u32| *ubatch <= demand.context_tokens;
+    let ubatch_tokens: Vec<u32> = demand.ubatch_tokens.iter().copied().filter(fits).collect();
+    if ubatch_tokens.is_empty() {
+        let smallest = demand.ubatch_tokens.first().copied().unwrap_or(0);
+        return Err(PriceError::NoUbatch { context_tokens: demand.context_tokens, smallest });
+    }
+    let demand = Demand { ubatch_tokens, ..demand.clone() };
+    let edges = Edges::new(program);
+    let mut pricer = Pricer { program, profile, edges: &edges, demand: &demand, memo: HashMap::new() };
+    let (mut cases, mut slot_bytes, mut read_bytes) = (Vec::new(), Vec::new(), Vec::new());
+    for phase in phases(&demand) {
+        for context_tokens in demand.context_buckets() {
+            let priced = pricer.case(phase, context_tokens)?;
+            cases.push(priced.costs);
+            slot_bytes.push(priced.slot_bytes);
+            read_bytes.push(priced.read_bytes);
+        }
+    }
+    let teams = profile.contention.iter().map(team).collect();
+    Ok(Problem {
+        items: facts(program, &edges),
+        costs: CostModel { teams, input_start: edges.start.clone(), inputs: edges.inputs.clone(), cases },
+        slot_bytes,
+        read_bytes,
+        ubatches: demand.ubatch_tokens.iter().map(|&tokens| ubatch_facts(program, tokens, &demand)).collect(),
+        small_weight_bytes: program.small_weight_bytes(),
+        demand,
+    })
+}
+
+/// Phases of a demand, in the order of the artifact.
+pub fn phases(demand: &Demand) -> Vec<Phase> {
+    let verify = VERIFY_TOKENS.into_iter().filter(|&tokens| tokens <= demand.context_tokens);
+    let mut phases = vec![Phase::Decode];
+    phases.extend(verify.map(|tokens| Phase::Verify { tokens }));
+    phases.extend(demand.ubatch_tokens.iter().map(|&ubatch_tokens| Phase::Prefill { ubatch_tokens }));
+    phases
+}
+
+fn team(entry: &Contention) -> Team {
+    let slowdown = |alone: f64, together: f64| (alone / together).max(1.0) as f32;
+    Team {
+        threads: entry.threads,
+        cpu_slowdown_while_link: slowdown(entry.cpu_alone_gb_per_s, entry.cpu_while_link_gb_per_s),
+        link_slowdown_while_cpu: slowdown(entry.link_alone_gb_per_s, entry.link_while_cpu_gb_per_s),
+    }
+}
+
+fn ubatch_facts(program: &Program, ubatch_tokens: u32, demand: &Demand) -> UbatchFacts {
+    let output_tokens = VERIFY_TOKENS[VERIFY_TOKENS.len() - 1].min(ubatch_tokens);
+    let span = CacheSpan { context_tokens: demand.context_tokens, ubatch_tokens };
+    UbatchFacts {
+        ubatch_tokens,
+        arena_bytes: Arena::new(program, RoundLimits { ubatch_tokens, output_tokens }).size_bytes,
+        state_bytes: program.items.iter().map(|item| program.item_state_bytes(item, span, demand.kv_type)).collect(),
+    }
+}
+
+fn facts(program: &Program, edges: &Edges) -> Vec<ItemFacts> {
+    let per_token = |columns: &Columns| u64::from(columns.width) * u64::from(columns.groups) * 4;
+    let fact = |(index, item): (usize, &Item)| ItemFacts {
+        name: item.name.clone(),
+        kind: item.kind,
+        layer: item.layer,
+        // Embedding rows are looked up in the file's own pages: no memory is planned for them.
+        weight_bytes: if item.kind == ItemKind::Embedding { 0 } else { program.item_weight_bytes(item) },
+        output_bytes_per_token: edges.outputs[index].iter().map(per_token).sum(),
+    };
+    program.items.iter().enumerate().map(fact).collect()
+}
+
+/// Operators of an item.
+fn ops<'p>(program: &'p Program, item: &Item) -> impl Iterator<Item = &'p OpKind> {
+    let first = item.first_op as usize;
+    program.ops[first..first + item.op_count as usize].iter().map(|op| &op.kind)
+}
+
+/// Which items read from which, and what of an item's output others read.
+struct Edges {
+    start: Vec<u32>,
+    inputs: Vec<ItemId>,
+    outputs: Vec<Vec<Columns>>,
+    routers: Vec<Option<ItemId>>,
+}
+
+impl Edges {
+    fn new(program: &Program) -> Edges {
+        // Writers of each value, in program order.
+        let mut writers: BTreeMap<u32, Vec<(usize, Columns)>> = BTreeMap::new();
+        let count = program.items.len();
+        let mut edges =
+            Edges { start: vec![0], inputs: Vec::new(), outputs: vec![Vec::new(); count], routers: vec![None; count] };
+        for (index, item) in program.items.iter().enumerate() {
+            let mut producers = BTreeSet::new();
+            for kind in ops(program, item) {
+                for read in kind.reads() {
+                    for &(producer, written) in writers.get(&read.value.0).map_or(&[][..], Vec::as_slice) {
+                        if producer != index && overlap(&read, &written) {
+                            producers.insert(producer);
+                            let outputs = &mut edges.outputs[producer];
+                            if !outputs.contains(&written) {
+                                outputs.push(written);
+                            }
+                        }
+                    }
+                }
+                if let OpKind::ExpertMatMul { ids, .. } = kind {
+                    let router = writers.get(&ids.value.0).and_then(|list| list.first());
+                    edges.routers[index] = router.filter(|r| r.0 != index).map(|r| ItemId(r.0 as u32));
+                }
+                kind.writes().for_each(|columns| writers.entry(columns.value.0).or_default().push((index, columns)));
+            }
+            edges.inputs.extend(producers.into_iter().map(|producer| ItemId(producer as u32)));
+            edges.start.push(edges.inputs.len() as u32);
+        }
+        edges
+    }
+}
+
+/// Whether two column ranges of a value touch; runs with gaps count as one range.
+fn overlap(a: &Columns, b: &Columns) -> bool {
+    let end = |c: &Columns| {
+        u64::from(c.first_col) + u64::from(c.stride) * u64::from(c.groups.max(1) - 1) + u64::from(c.width)
+    };
+    u64::from(a.first_col) < end(b) && u64::from(b.first_col) < end(a)
+}
+
+struct PricedCase {
+    costs: CaseCosts,
+    slot_bytes: Vec<u64>,
+    read_bytes: Vec<u64>,
+}
+
+/// What makes two works cost the same.
+#[derive(PartialEq, Eq, Hash)]
+struct MemoKey {
+    backend: Backend,
+    threads: u16,
+    operator: crate::profile::Operator,
+    weight_type: &'static str,
+    shape: (u64, u64),
+    bits: (u64, u64),
+}
+
+struct Pricer<'a> {
+    program: &'a Program,
+    profile: &'a Profile,
+    edges: &'a Edges,
+    demand: &'a Demand,
+    memo: HashMap<MemoKey, f64>,
+}
+
+impl Pricer<'_> {
+    fn case(&mut self, phase: Phase, context_tokens: u32) -> Result<PricedCase, PriceError> {
+        let round = Round::of(phase, context_tokens, self.demand);
+        let program = self.program;
+        let teams: Vec<u16> = self.profile.team_sizes();
+        let mut cpu_us = Vec::with_capacity(teams.len() * program.items.len());
+        for &threads in &teams {
+            for item in &program.items {
+                cpu_us.push(self.item_us(item, &round, Backend::Cpu, threads)? as f32);
+            }
+        }
+        let last_team_us = cpu_us[cpu_us.len() - program.items.len()..].to_vec();
+        let mut priced = PricedCase {
+            costs: CaseCosts {
+                phase,
+                context_tokens,
+                gap_us: self.profile.latency.round_gap_us as f32,
+                cpu_us,
+                items: Vec::with_capacity(program.items.len()),
+            },
+            slot_bytes: Vec::with_capacity(program.items.len()),
+            read_bytes: Vec::with_capacity(program.items.len()),
+        };
+        for (index, item) in program.items.iter().enumerate() {
+            let (cost, slot_bytes) = self.item_cost(index, item, &round, last_team_us[index])?;
+            priced.costs.items.push(cost);
+            priced.slot_bytes.push(slot_bytes);
+            priced.read_bytes.push(self.read_bytes(item, &round));
+        }
+        Ok(priced)
+    }
+
+    /// Everything of an item but its CPU times, and the bytes of its slot.
+    fn item_cost(
+        &mut self,
+        index: usize,
+        item: &Item,
+        round: &Round,
+        cpu_us: f32,
+    ) -> Result<(ItemCost, u64), PriceError> {
+        let read_us = self.read_bytes(item, round) as f64 / self.profile.memory.read_gb_per_s / 1000.0;
+        let mut cost = ItemCost {
+            dram_share: (read_us / f64::from(cpu_us).max(1e-3)).clamp(0.0, 1.0) as f32,
+            ..ItemCost::default()
+        };
+        let Some(gpu) = &self.profile.gpu else { return Ok((cost, 0)) };
+        cost.gpu_us = self.item_us(item, round, Backend::Gpu, 0)? as f32;
+        let outputs = &self.edges.outputs[index];
+        let bytes: u64 = outputs.iter().map(|columns| round.column_bytes(self.program, columns)).sum();
+        let move_us = bytes as f64 / gpu.zero_copy_gb_per_s / 1000.0;
+        cost.to_gpu_us = (self.profile.latency.to_gpu_us + move_us) as f32;
+        cost.to_cpu_us = (self.profile.latency.to_cpu_us + move_us) as f32;
+        // Attention and recurrences carry state that changes every round: they stay where it is.
+        if item.kind == ItemKind::Embedding || !item.states.is_empty() || item.weights.is_empty() {
+            return Ok((cost, 0));
+        }
+        let chosen = chosen(self.program, item);
+        let stream = streaming(self.program, &item.weights, chosen, round);
+        let router = self.edges.routers[index];
+        if stream.needs_router && router.is_none() {
+            return Ok((cost, 0));
+        }
+        cost.stream_after = router.filter(|_| stream.needs_router);
+        cost.stream_us = crate::profile::transfer_us(&gpu.host_to_device, stream.bytes as u64) as f32;
+        Ok((cost, stream.slot_bytes))
+    }
+
+    /// Bytes of weights and states that an item reads in a round.
+    fn read_bytes(&self, item: &Item, round: &Round) -> u64 {
+        let heavy = ops(self.program, item).flat_map(|kind| works(self.program, kind, round));
+        let bytes: f64 =
+            heavy.filter(|work| work.operator != crate::profile::Operator::Elementwise).map(|w| w.bytes).sum();
+        bytes as u64
+    }
+
+    /// Time of an item: each operator's fixed cost and its work.
+    fn item_us(&mut self, item: &Item, round: &Round, backend: Backend, threads: u16) -> Result<f64, PriceError> {
+        let fixed_us = match backend {
+            Backend::Cpu => self.profile.latency.cpu_op_us,
+            Backend::Gpu => self.profile.latency.gpu_op_us,
+        };
+        let mut total_us = 0.0;
+        for kind in ops(self.program, item) {
+            total_us += fixed_us;
+            for work in works(self.program, kind, round) {
+                total_us += self.work_us(&work, backend, threads)?;
+            }
+        }
+        Ok(total_us)
+    }
+
+    fn work_us(&mut self, work: &Work, backend: Backend, threads: u16) -> Result<f64, NotMeasured> {
+        let memo_key = MemoKey {
+            backend,
+            threads,
+            operator: work.operator,
+            weight_type: work.weight_type,
+            shape: (work.rows, work.columns),
+            bits: (work.bytes.to_bits(), work.tokens.to_bits()),
+        };
+        if let Some(&known) = self.memo.get(&memo_key) {
+            return Ok(known);
+        }
+        let time_us = self.profile.time_us(&Key {
+            backend,
+            operator: work.operator,
+            weight_type: work.weight_type,
+            rows: work.rows,
+            columns: work.columns,
+            bytes: work.bytes,
+            tokens: work.tokens,
+            threads,
+        })?;
+        self.memo.insert(memo_key, time_us);
+        Ok(time_us)
+    }
+}
+
+/// How many experts a token chooses, if the item holds routed experts.
+fn chosen(program: &Program, item: &Item) -> Option<u32> {
+    ops(program, item).find_map(|kind| match kind {
+        OpKind::ExpertMatMul { chosen, .. } => Some(*chosen),
+        _ => None,
+    })
+}
