@@ -96,4 +96,7 @@ fn threads_change_no_bit() {
 }
 
 /// Families whose lowering exists.
-const FAMILIES: [&str; 5] = ["llama", "llama-spm", "qwen2", "qwen3", "gemma3"];
+const FAMILIES: [&str; 12] = [
+    "llama", "llama-spm", "qwen2", "qwen3", "gemma3", "glm4", "qwen3moe", "gpt-oss", "qwen3next", "qwen35moe", "llama4",
+    "deepseek2",
+];

@@ -17,7 +17,7 @@ pub struct BenchArgs {
     #[arg(long, short, value_name = "TOKENS", default_value_t = 512)]
     prompt: usize,
     /// Generated tokens of the decode test.
-    #[arg(long, short, value_name = "TOKENS", default_value_t = 128)]
+    #[arg(long, short = 'n', value_name = "TOKENS", default_value_t = 128)]
     generate: usize,
     /// Tokens in the context before each test.
     #[arg(long, short, value_name = "TOKENS", default_value_t = 0)]
