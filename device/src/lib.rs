@@ -8,7 +8,9 @@ mod cgroup;
 pub mod clock;
 mod error;
 pub mod gpu;
+pub mod machine;
 pub mod memory;
+pub mod probe;
 pub mod sim;
 #[cfg(not(loom))]
 mod sync;
@@ -18,6 +20,7 @@ mod sysfile;
 pub mod team;
 pub mod timeline;
 pub mod topology;
+pub mod trace;
 
 pub use error::DeviceError;
 pub use sysfile::SysRoot;

@@ -4,8 +4,8 @@
 //! rule orders, `sim/faults.rs` refuses, fails and delays on request. Times come from `sim/profile.rs` and the launches'
 //! expected durations, never from this machine. Invariants: same submissions, same results and same virtual times, for any
 //! delays (as long as one stream uses the copy engine); memory taken never exceeds the profile's or the ceiling; a failed
-//! operator loses the GPU, as a real one is lost. Not a model of a GPU's inside: an operator is its result and a duration.
-//! Next: `sim/stream.rs`.
+//! operator loses the GPU, as a real one is lost. Not a model of a GPU's inside: an operator is its result and a duration,
+//! and what CPU and link take from each other in the DRAM is part of the durations that the caller gives. Next: `sim/stream.rs`.
 
 mod faults;
 mod memory;
@@ -271,7 +271,7 @@ impl Gpu for SimGpu {
     fn host_signal(&self, flag: FlagId, epoch: Epoch) -> Result<(), DeviceError> {
         self.machine.shared.lock().flag(flag)?;
         self.host_delay();
-        let moment = self.host_moment(self.machine.profile.signal);
+        let moment = self.host_moment(self.machine.profile.to_gpu);
         self.machine.shared.update(|state| _ = state.flag(flag).map(|flag| flag.write(epoch, moment)));
         Ok(())
     }

@@ -35,7 +35,8 @@ fn profile() -> SimProfile {
         pageable_factor: 0.25,
         submit: Nanos(100),
         copy_start: Nanos(500),
-        signal: Nanos(1000),
+        to_gpu: Nanos(1000),
+        to_cpu: Nanos(700),
     }
 }
 

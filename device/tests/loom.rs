@@ -130,7 +130,7 @@ fn a_skipped_barrier_never_deadlocks() {
 #[test]
 fn rows_of_a_step_are_claimed_once_while_the_next_step_begins() {
     explore(3, || {
-        let queue = Arc::new(WorkQueue::new());
+        let queue = Arc::new(WorkQueue::default());
         let claims = |queue: &WorkQueue| {
             let mut rows = [0_u32; 2];
             for step in [1, 2] {
@@ -151,7 +151,7 @@ fn rows_of_a_step_are_claimed_once_while_the_next_step_begins() {
 #[test]
 fn a_late_claim_takes_nothing_of_a_later_step() {
     explore(3, || {
-        let queue = Arc::new(WorkQueue::new());
+        let queue = Arc::new(WorkQueue::default());
         let other = Arc::clone(&queue);
         // Steps 1 and 9 share a counter. Whoever comes late for step 1 gets nothing, and step 9 loses nothing.
         let thread = loom::thread::spawn(move || other.claim(Step(1), 2, 2));

@@ -33,8 +33,10 @@ pub struct SimProfile {
     pub submit: Nanos,
     /// Fixed time of a copy before its first byte.
     pub copy_start: Nanos,
-    /// From a signal on one side to its effect on the other.
-    pub signal: Nanos,
+    /// From the host's write of a flag to the start of the stream that waits for it.
+    pub to_gpu: Nanos,
+    /// From a stream's write of a flag to the host that polls it.
+    pub to_cpu: Nanos,
 }
 
 impl SimProfile {
@@ -139,7 +141,8 @@ mod tests {
             pageable_factor: 0.5,
             submit: Nanos(0),
             copy_start: Nanos(7),
-            signal: Nanos(0),
+            to_gpu: Nanos(0),
+            to_cpu: Nanos(0),
         }
     }
 

@@ -129,7 +129,7 @@ impl Worker {
                 passed.into_iter().for_each(|moment| self.learn(moment));
             }
             Command::Signal(flag, epoch) => {
-                let moment = self.release(machine.profile.signal);
+                let moment = self.release(machine.profile.to_cpu);
                 machine.shared.update(|state| _ = state.flag(flag).map(|flag| flag.write(epoch, moment)));
             }
             Command::WaitFlag(flag, epoch) => {

@@ -23,12 +23,14 @@ pub struct WorkQueue {
     counters: Vec<CachePadded<AtomicU64>>,
 }
 
-impl WorkQueue {
+impl Default for WorkQueue {
     /// A queue at the start of a round.
-    pub fn new() -> Self {
+    fn default() -> Self {
         Self { counters: (0..RING).map(|_| CachePadded(AtomicU64::new(0))).collect() }
     }
+}
 
+impl WorkQueue {
     /// Back to the start of a round. Only while no worker is in one.
     pub fn reset(&self) {
         for counter in &self.counters {
