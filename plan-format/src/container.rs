@@ -22,8 +22,8 @@ pub const MAGIC: &[u8; 8] = b"ATSPLAN\0";
 /// Version of the container and of the set of sections.
 pub const VERSION: u32 = 1;
 const BYTE_ORDER: u32 = 0x0102_0304;
-const HEADER_BYTES: usize = 64;
-const ENTRY_BYTES: usize = 32;
+pub(crate) const HEADER_BYTES: usize = 64;
+pub(crate) const ENTRY_BYTES: usize = 32;
 const ALIGNMENT_BYTES: usize = 64;
 /// Most sections of a file, which bounds what a damaged header can ask for.
 const MAX_SECTIONS: usize = 64;

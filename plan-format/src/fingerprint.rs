@@ -184,6 +184,36 @@ pub enum DifferenceWeight {
     Warn,
 }
 
+/// Why a plan does not fit.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Misfit {
+    /// It is stale, or another model's.
+    #[error("the plan was made for another model: {0}")]
+    Model(#[from] ModelDifference),
+    /// It is another machine's.
+    #[error("the plan was made for another machine: {}", list(.0))]
+    Device(Vec<DeviceDifference>),
+}
+
+fn list(differences: &[DeviceDifference]) -> String {
+    let one = |d: &DeviceDifference| format!("{} is `{}`, planned for `{}`", d.field, d.found, d.planned);
+    differences.iter().map(one).collect::<Vec<_>>().join("; ")
+}
+
+/// Whether a plan made for `planned` fits the model and machine `found`. What only warns is returned.
+///
+/// # Errors
+/// The first reason to refuse; the model comes first, since no `--force-device` helps there.
+pub fn check_fit(
+    planned: (&ModelFingerprint, &DeviceFingerprint),
+    found: (&ModelFingerprint, &DeviceFingerprint),
+) -> Result<Vec<DeviceDifference>, Misfit> {
+    planned.0.difference(found.0).map_or(Ok(()), Err)?;
+    let (refused, warned): (Vec<_>, Vec<_>) =
+        planned.1.differences(found.1).into_iter().partition(|d| d.weight == DifferenceWeight::Refuse);
+    if refused.is_empty() { Ok(warned) } else { Err(Misfit::Device(refused)) }
+}
+
 impl DeviceFingerprint {
     /// Every field in which the machine found differs. A plan that uses no GPU does not care which one there is.
     pub fn differences(&self, found: &DeviceFingerprint) -> Vec<DeviceDifference> {
@@ -306,6 +336,20 @@ mod tests {
         assert_eq!(laptop().differences(&with_gpu(|g| g.memory_bytes -= 16 << 20)), []);
         let cpu_only = DeviceFingerprint { gpu: None, ..laptop() };
         assert_eq!(cpu_only.differences(&laptop()), [], "a plan without GPU runs beside any");
+    }
+
+    #[test]
+    fn a_misfit_names_the_fields() {
+        let model =
+            |seed| ModelFingerprint { file_sizes_bytes: vec![1], headers_hash: [0; 32], samples_hash: [seed; 32] };
+        let other_gpu = with_gpu(|g| g.model = "RTX 4060".to_owned());
+        let driver = with_gpu(|g| g.driver = "1".to_owned());
+        let check = |m: u8, device: &DeviceFingerprint| check_fit((&model(0), &laptop()), (&model(m), device));
+        assert_eq!(check(0, &laptop()), Ok(Vec::new()));
+        assert_eq!(check(0, &driver).unwrap()[0].field, "GPU driver");
+        assert_eq!(check(1, &other_gpu), Err(Misfit::Model(ModelDifference::Weights)));
+        let text = check(0, &other_gpu).unwrap_err().to_string();
+        assert!(text.contains("GPU model is `RTX 4060`, planned for `NVIDIA GeForce RTX 3060 Laptop GPU`"), "{text}");
     }
 
     #[test]

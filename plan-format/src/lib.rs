@@ -15,6 +15,7 @@ pub mod find;
 pub mod fingerprint;
 pub mod ids;
 pub mod operands;
+pub mod oracle;
 pub mod program;
 pub mod schedule;
 pub mod sections;

@@ -3,8 +3,10 @@
 mod common;
 
 use plan_format::container::{self, SectionBytes};
+use plan_format::oracle::check_plan;
 use plan_format::sections::{from_bytes, to_bytes};
 use plan_format::{Error, program::OpKind};
+use proptest::prelude::*;
 
 fn file() -> Vec<u8> {
     to_bytes(&common::plan()).unwrap()
@@ -116,4 +118,20 @@ fn the_program_in_the_plan_is_not_trivial() {
     let kinds: std::collections::BTreeSet<&str> = common::program().ops.iter().map(|op| op.kind.name()).collect();
     assert!(kinds.len() >= 11, "{kinds:?}");
     assert!(common::plan().program.ops.iter().any(|op| matches!(op.kind, OpKind::ExpertMatMul { .. })));
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(2000))]
+    #[test]
+    fn random_edits_pass_the_fuzz_oracle(
+        edits in prop::collection::vec((any::<prop::sample::Index>(), prop::collection::vec(any::<u8>(), 1..9)), 1..4),
+    ) {
+        let mut file = file();
+        for (at, bytes) in edits {
+            let at = at.index(file.len());
+            let end = file.len().min(at + bytes.len());
+            file[at..end].copy_from_slice(&bytes[..end - at]);
+        }
+        check_plan(&file);
+    }
 }

@@ -72,7 +72,7 @@ fn tensor(t: &Tensor) -> Result<(), Problem> {
         .ok_or_else(|| format!("{} has the type {}", t.name, t.ggml_type))?;
     let elems = t.dims.iter().try_fold(1_u64, |product, &d| product.checked_mul(d));
     let bytes = elems.and_then(|n| (n / u64::from(block_elems)).checked_mul(u64::from(block_bytes)));
-    ensure!(t.dims[0] % u64::from(block_elems) == 0, "{} has rows of {} values", t.name, t.dims[0]);
+    ensure!(t.dims[0].is_multiple_of(u64::from(block_elems)), "{} has rows of {} values", t.name, t.dims[0]);
     ensure!(bytes == Some(t.size_bytes), "{} has {} bytes; {bytes:?} are expected", t.name, t.size_bytes);
     Ok(())
 }

@@ -87,14 +87,13 @@ impl Lowering<'_> {
         if let Some(factor) = source.opt_f32("rope.scaling.attn_factor")?.filter(|&factor| factor != 1.0) {
             return Err(source.refuse("rope.scaling.attn_factor", factor, "1, or no such key"));
         }
-        let factor = source.opt_f32("rope.scaling.factor")?.filter(|&factor| factor != 0.0);
-        let factor = match factor {
+        // 0 and 1 both mean "as trained".
+        let factor = match source.opt_f32("rope.scaling.factor")? {
+            None | Some(0.0 | 1.0) => None,
             Some(_) => source.opt_positive("rope.scaling.factor")?,
-            None => None,
         };
         match (source.opt_str("rope.scaling.type")?, factor) {
             (Some("none"), _) | (None | Some("linear"), None) => Ok(RopeScaling::None),
-            (None | Some("linear"), Some(factor)) if factor == 1.0 => Ok(RopeScaling::None),
             (None | Some("linear"), Some(factor)) => Ok(RopeScaling::Linear { factor }),
             (Some("yarn"), _) => Ok(RopeScaling::Yarn {
                 factor: source.positive("rope.scaling.factor")?,
