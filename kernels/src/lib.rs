@@ -7,6 +7,7 @@
 pub mod arch;
 pub mod cases;
 pub mod cpu;
+pub mod cuda;
 mod error;
 pub mod quant;
 #[cfg(test)]

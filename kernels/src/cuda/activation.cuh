@@ -64,13 +64,20 @@ DEVICE float row_scale_of(float top) {
     return __uint_as_float((u32)max(1, min(254, exponent + 127)) << 23);
 }
 
+/// Writes those of four columns that are below `cols`.
+DEVICE void write4(float *row, u32 col, u32 cols, float4 v) {
+    if (col < cols) row[col] = v.x;
+    if (col + 1 < cols) row[col + 1] = v.y;
+    if (col + 2 < cols) row[col + 2] = v.z;
+    if (col + 3 < cols) row[col + 3] = v.w;
+}
+
 /// Writes four columns in all wanted forms. All lanes of a warp call it; `inverse` is 1 / row scale.
 DEVICE void write_forms(const Forms &forms, u32 row, u32 col, u32 cols, float4 v, float inverse, i32 active) {
     if (forms.q8) write_q8(forms, row, col, cols, v, active);
     if (!active) return;
     if (forms.f32) {
-        float *out = forms.f32 + (u64)row * forms.f32_stride + col;
-        out[0] = v.x, out[1] = v.y, out[2] = v.z, out[3] = v.w;
+        write4(forms.f32 + (u64)row * forms.f32_stride, col, cols, v);
     }
     if (forms.f16) {
         uint2 packed = make_uint2(pack_f16(v.x * inverse, v.y * inverse), pack_f16(v.z * inverse, v.w * inverse));

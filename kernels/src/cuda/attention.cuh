@@ -33,7 +33,7 @@ static constexpr float LOG2E = 1.4426950408889634f;
 /// The score in base 2 of a product q.k.
 DEVICE float score_of(const AttentionArgs &a, float product) {
     float score = product * a.scale;
-    if (a.softcap > 0.0f) score = a.softcap * tanhf(score / a.softcap);
+    if (a.softcap > 0.0f) score = a.softcap * (1.0f - 2.0f / (fast_exp(2.0f * score / a.softcap) + 1.0f)); // tanh
     return score * LOG2E;
 }
 

@@ -28,7 +28,7 @@ extern "C" __global__ void BOUNDS(256, 4) sigmoid_gate(SigmoidGateArgs g) {
     u32 row = blockIdx.y;
     FOR_COLUMNS(col, g.out.cols) {
         float gate = *at(g.gate, row, g.gate.cols == 1 ? 0 : col);
-        *at(g.out, row, col) = *at(g.x, row, col) / (1.0f + fast_exp(-gate));
+        *at(g.out, row, col) = *at(g.x, row, col) / (1.0f + expf(-gate));
     }
 }
 EXPORT(sigmoid_gate)

@@ -1,6 +1,6 @@
 //! Kernels on groups of columns (heads): norms per group, rotary positions, position scale, and the cache write.
-//! One warp per group or head of one token; a group has at most 1024 columns. Tables of inverse frequencies are
-//! computed on the CPU (scaling, factors, YaRN). Attention itself is in `attention.cu`. Next file: `elementwise.cu`.
+//! One warp per group or head of one token. Frequencies are computed on the CPU (scaling, factors, YaRN); angles once
+//! per round, for all layers. Attention itself is in `attention.cu`. Next file: `elementwise.cu`.
 #include "activation.cuh"
 
 struct GroupNormArgs {
@@ -26,27 +26,36 @@ extern "C" __global__ void BOUNDS(128, 8) group_norm(GroupNormArgs a) {
 }
 EXPORT(group_norm)
 
+struct AnglesArgs {
+    const double *turns;  // per pair: turns per position
+    const i32 *positions; // per row
+    float *trig;          // [rows, 2 * pairs]: cosines, then sines
+    u32 pairs;
+    float magnitude;
+};
+
+/// Grid (divide_up(pairs, 64), rows): once per round and table. Whole turns are taken off in F64, as positions are large.
+extern "C" __global__ void BOUNDS(64, 8) rope_angles(AnglesArgs a) {
+    u32 pair = blockIdx.x * blockDim.x + threadIdx.x;
+    if (pair >= a.pairs) return;
+    double turns = a.turns[pair] * (double)a.positions[blockIdx.y];
+    float half_turns = 2.0f * (float)(turns - floor(turns + 0.5));
+    float *row = a.trig + (u64)blockIdx.y * 2 * a.pairs;
+    row[pair] = a.magnitude * cospif(half_turns);
+    row[pair + a.pairs] = a.magnitude * sinpif(half_turns);
+}
+EXPORT(rope_angles)
+
 struct RopeArgs {
     View x;
     View out;
-    const float *frequencies; // n_rot / 2 inverse frequencies
-    const i32 *positions;     // per row
-    const float *norm_weight; // nullable: RMS norm of each head before the rotation, if `norm` is 1
+    const float *trig;        // [rows, n_rot] from rope_angles
+    const float *norm_weight; // {head_cols}, nullable: weight of the norm
     u32 heads, head_cols, n_rot;
     u32 neox; // pairs (i, i + n_rot/2) instead of (2i, 2i + 1)
-    u32 norm; // normalise each head first
-    float eps, magnitude;
-    u32 reserved;
+    u32 norm; // RMS norm of each head before the rotation
+    float eps;
 };
-
-/// cos and sin of position * frequency, reduced to [-pi, pi] with 2 pi in three parts.
-DEVICE float2 rotation(float angle) {
-    float turns = rintf(angle * 0.15915494309189535f);
-    float r = fmaf(-turns, 6.28125f, angle);
-    r = fmaf(-turns, 0.0019350051879882812f, r);
-    r = fmaf(-turns, 3.0199159819e-7f, r);
-    return make_float2(fast_cos(r), fast_sin(r));
-}
 
 /// Grid (divide_up(heads, warps), rows). `out` may be `x`; dimensions from n_rot on pass through.
 extern "C" __global__ void BOUNDS(128, 8) rope(RopeArgs a) {
@@ -60,12 +69,11 @@ extern "C" __global__ void BOUNDS(128, 8) rope(RopeArgs a) {
         for (u32 i = lane; i < a.head_cols; i += 32) squares += x[i] * x[i];
         factor = 1.0f / sqrtf(warp_sum(squares) / (float)a.head_cols + a.eps);
     }
-    float position = (float)a.positions[row];
     u32 half = a.n_rot / 2;
+    const float *trig = a.trig + (u64)row * a.n_rot;
     for (u32 i = lane; i < half; i += 32) {
         u32 first = a.neox ? i : 2 * i, second = a.neox ? i + half : 2 * i + 1;
-        float2 r = rotation(position * a.frequencies[i]);
-        float c = r.x * a.magnitude, s = r.y * a.magnitude;
+        float c = trig[i], s = trig[i + half];
         float p = x[first] * factor * (a.norm_weight ? a.norm_weight[first] : 1.0f);
         float q = x[second] * factor * (a.norm_weight ? a.norm_weight[second] : 1.0f);
         out[first] = p * c - q * s;
@@ -103,14 +111,11 @@ struct StoreKvArgs {
     u32 reserved;
 };
 
-/// F16 with saturation: a key beyond the range stays finite.
-DEVICE u16 saturated_f16(float f) { return f32_to_f16(fmaxf(-65504.0f, fminf(65504.0f, f))); }
-
 DEVICE void store_row(void *cache, u32 f32_cache, u64 slot, View x, u32 row, u32 col) {
     float v = x.data[(u64)row * x.stride + col];
     u64 at = slot * x.cols + col;
     if (f32_cache) ((float *)cache)[at] = v;
-    else ((u16 *)cache)[at] = saturated_f16(v);
+    else ((u16 *)cache)[at] = f32_to_f16(v); // infinite beyond the range, so that it shows
 }
 
 /// Grid (column blocks over k.cols + v.cols, rows).

@@ -49,7 +49,7 @@ extern "C" __global__ void BOUNDS(128, 8) causal_conv(ConvArgs a) {
         window[MAX_TAPS - 1] = a.x.data[(u64)row * a.x.stride + channel];
 #pragma unroll
         for (u32 i = 0; i < MAX_TAPS; i++) sum = fmaf(filter[i], window[i], sum);
-        a.out.data[(u64)row * a.out.stride + channel] = sum / (1.0f + fast_exp(-sum));
+        a.out.data[(u64)row * a.out.stride + channel] = sum / (1.0f + expf(-sum));
     }
     float *own = a.state + (u64)max(sequence, 0) * a.state_stride + (u64)channel * past;
 #pragma unroll

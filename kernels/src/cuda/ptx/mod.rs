@@ -78,6 +78,7 @@ pub const PTX: &[(&str, &str)] = &[
     ("matmul_q8_0_tiled", include_str!("matmul_q8_0_tiled.ptx")),
     ("move", include_str!("move.ptx")),
     ("recurrent", include_str!("recurrent.ptx")),
+    ("repack", include_str!("repack.ptx")),
     ("router", include_str!("router.ptx")),
     ("rows", include_str!("rows.ptx")),
     ("skinny_bf16", include_str!("skinny_bf16.ptx")),

@@ -1,0 +1,168 @@
+//! Launches of attention: which kernels take a case, and the memory that splits need. Next: `recurrent.rs`.
+
+use super::args::{AttentionArgs, View};
+use super::ops::{CacheType, KvCache, RoundInputs};
+use super::{DevicePtr, Launch};
+use crate::cpu::ops::attention::{AttentionShape, Mask};
+
+/// Slots of a split: the place of a token's partial results depends on nothing else.
+pub const SPLIT_SLOTS: u32 = 128;
+/// Tokens up to which splits are used where the tiled kernel could take them too.
+const SPLIT_TOKENS_MAX: u32 = 8;
+
+/// Which kernels compute an attention.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Method {
+    /// `attention`: any shape, slow.
+    Plain,
+    /// `attention_split` and `attention_join`: few tokens over a long cache.
+    Split,
+    /// `attention64`, `attention128`, `attention256`: many tokens.
+    Tiled,
+}
+
+impl Method {
+    /// The fastest method for a shape.
+    pub fn for_shape(shape: &AttentionShape, cache: CacheType, tokens: u32) -> Method {
+        let (k, v) = (shape.k_head_cols, shape.v_head_cols);
+        let splits = cache == CacheType::F16 && k.is_multiple_of(32) && k <= 576 && v.is_multiple_of(64);
+        let tiles = cache == CacheType::F16 && k == v && matches!(k, 64 | 128 | 256);
+        match () {
+            () if tiles && tokens > SPLIT_TOKENS_MAX => Method::Tiled,
+            () if splits => Method::Split,
+            () => Method::Plain,
+        }
+    }
+}
+
+/// Memory for the partial results of splits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Partials {
+    /// F32 \[rows, splits, v_head_cols\] with rows = tokens · q_heads.
+    pub sums: DevicePtr,
+    /// Two F32 \[rows, splits\].
+    pub scales: DevicePtr,
+    /// Splits that a row has room for.
+    pub splits: u32,
+}
+
+impl Partials {
+    /// Splits of a cache with so many slots.
+    pub fn splits(slots: u32) -> u32 {
+        slots.div_ceil(SPLIT_SLOTS).max(1)
+    }
+
+    /// Bytes of `sums` and `scales` for one token.
+    pub fn bytes_per_token(shape: &AttentionShape, slots: u32) -> (u64, u64) {
+        let entries = shape.q_heads as u64 * u64::from(Partials::splits(slots));
+        (entries * shape.v_head_cols as u64 * 4, entries * 8)
+    }
+}
+
+/// Launches of one attention over `tokens` rows of `q` \[tokens, q_heads · k_head_cols\], in order.
+/// `sinks` {q_heads} or null. `partials` has room for all tokens where the method is [`Method::Split`].
+pub fn attention(
+    shape: &AttentionShape,
+    method: Method,
+    (q, out): (View, View),
+    cache: &KvCache,
+    inputs: &RoundInputs,
+    sinks: DevicePtr,
+    partials: &Partials,
+    tokens: u32,
+) -> Vec<Launch> {
+    let args = arguments(shape, (q, out), cache, inputs, sinks, partials, tokens);
+    let group = (shape.q_heads / shape.kv_heads.max(1)) as u32;
+    let (q_heads, kv_heads, v_cols) = (args.q_heads, args.kv_heads, args.v_head_cols);
+    match method {
+        Method::Plain => vec![Launch::new("attention", "attention", [q_heads, tokens, 1], 128, &args)],
+        Method::Split => {
+            let row_tiles = (tokens * group).div_ceil(16);
+            let split = [partials.splits, kv_heads, row_tiles];
+            let join = [tokens * q_heads, v_cols.div_ceil(64), 1];
+            vec![
+                Launch::new("attention_decode", "attention_split", split, 128, &args),
+                Launch::new("attention_decode", "attention_join", join, 64, &args),
+            ]
+        }
+        Method::Tiled => {
+            let (kernel, threads, rows, slots) = match shape.k_head_cols {
+                64 => ("attention64", 256, 128, 64),
+                128 => ("attention128", 256, 128, 64),
+                _ => ("attention256", 128, 64, 32),
+            };
+            let grid = [(tokens * group).div_ceil(rows), kv_heads, 1];
+            let shared_bytes = 2 * args.k_head_cols * (rows + 4 * slots);
+            vec![Launch::new("attention_prefill", kernel, grid, threads, &args).with_shared(shared_bytes)]
+        }
+    }
+}
+
+/// The same by [`Method::Split`] when `partials` has room for `room_tokens` only: tokens in groups that fit.
+pub fn attention_in_groups(
+    shape: &AttentionShape,
+    (q, out): (View, View),
+    cache: &KvCache,
+    inputs: &RoundInputs,
+    sinks: DevicePtr,
+    partials: &Partials,
+    (tokens, room_tokens): (u32, u32),
+) -> Vec<Launch> {
+    let mut launches = Vec::new();
+    for first in (0..tokens).step_by(room_tokens.max(1) as usize) {
+        let row = |view: View| View { data: view.data.add(u64::from(first) * u64::from(view.stride) * 4), ..view };
+        let from = |array: DevicePtr| array.add(u64::from(first) * 4);
+        let shifted = RoundInputs { positions: from(inputs.positions), sequences: from(inputs.sequences), ..*inputs };
+        let count = room_tokens.max(1).min(tokens - first);
+        let views = (row(q), row(out));
+        launches.extend(attention(shape, Method::Split, views, cache, &shifted, sinks, partials, count));
+    }
+    launches
+}
+
+fn arguments(
+    shape: &AttentionShape,
+    (q, out): (View, View),
+    cache: &KvCache,
+    inputs: &RoundInputs,
+    sinks: DevicePtr,
+    partials: &Partials,
+    tokens: u32,
+) -> AttentionArgs {
+    let shared = cache.values.is_null();
+    let (mask, mask_tokens) = match shape.mask {
+        Mask::Causal => (0, 0),
+        Mask::Window { tokens } => (1, tokens),
+        Mask::Chunk { tokens } => (2, tokens.max(1)),
+    };
+    AttentionArgs {
+        q: q.data,
+        k_cache: cache.keys,
+        v_cache: if shared { cache.keys } else { cache.values },
+        slot_positions: cache.slot_positions,
+        slot_sequences: cache.slot_sequences,
+        positions: inputs.positions,
+        sequences: inputs.sequences,
+        n_slots: inputs.n_slots,
+        sinks,
+        out: out.data,
+        partial: partials.sums,
+        partial_scale: partials.scales,
+        tokens,
+        q_heads: shape.q_heads as u32,
+        kv_heads: shape.kv_heads as u32,
+        k_head_cols: shape.k_head_cols as u32,
+        v_head_cols: shape.v_head_cols as u32,
+        q_stride: q.stride,
+        out_stride: out.stride,
+        k_slot_cols: cache.k_cols,
+        v_slot_cols: if shared { cache.k_cols } else { cache.v_cols },
+        mask,
+        mask_tokens,
+        splits: partials.splits,
+        f32_cache: u32::from(cache.ty == CacheType::F32),
+        scale: shape.scale,
+        softcap: shape.softcap.unwrap_or(0.0),
+        reserved: 0,
+    }
+}

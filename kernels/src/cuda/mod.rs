@@ -1,0 +1,62 @@
+//! The CUDA backend's pure half: PTX modules, weight layouts, and for every operator the launch that computes it.
+//!
+//! Kernels are `*.cu` beside this file (start with `common.cuh`); `cargo xtask ptx` makes `ptx/*.ptx`, one module per
+//! operator family and, where weights are read, per weight type and layout. The functions here only describe launches:
+//! which kernel of which module, on which grid, with which arguments. They touch no device. `device::cuda` loads
+//! modules and enqueues launches; `check.rs` runs the case tables over any machine that can do so.
+//! Read `launch.rs` next, then `product.rs` (matrix products), `ops.rs` (the rest).
+
+mod args;
+pub mod attention;
+pub mod check;
+
+pub mod experts;
+mod launch;
+mod layout;
+pub mod ops;
+pub mod product;
+mod ptx;
+pub mod recurrent;
+pub mod rows;
+pub mod transfer;
+
+pub use args::{BlockScale, Forms, View};
+pub use launch::{DevicePtr, Launch};
+pub use layout::{GpuLayout, GpuMatrix, repack, tile_rows};
+
+/// PTX text of a module, if there is one of that name.
+pub fn ptx(module: &str) -> Option<&'static str> {
+    ptx::PTX.binary_search_by_key(&module, |entry| entry.0).ok().map(|index| ptx::PTX[index].1)
+}
+
+/// Names of all modules, sorted.
+pub fn modules() -> impl Iterator<Item = &'static str> {
+    ptx::PTX.iter().map(|entry| entry.0)
+}
+
+/// Names of the kernels in a PTX text.
+pub fn entries(ptx: &str) -> impl Iterator<Item = &str> {
+    ptx.lines().filter_map(|line| line.trim_start().strip_prefix(".visible .entry ")?.split('(').next())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn modules_are_sorted_and_found_by_name() {
+        let names: Vec<&str> = modules().collect();
+        assert!(names.is_sorted(), "{names:?}");
+        assert!(names.iter().all(|name| ptx(name).is_some()));
+        assert_eq!(ptx("no_such_module"), None);
+    }
+
+    #[test]
+    fn every_module_has_kernels_and_is_for_the_baseline_architecture() {
+        for name in modules() {
+            let text = ptx(name).unwrap_or_default();
+            assert!(entries(text).count() > 0, "{name}");
+            assert!(text.contains(".target sm_80"), "{name}");
+        }
+    }
+}

@@ -1,0 +1,340 @@
+//! Matrix products: which kernel family takes a product, which form of the activations it reads, and its launches.
+//!
+//! | tokens | quantised weights | F16, BF16 | F32 |
+//! |---|---|---|---|
+//! | 1 to 4 | `gemv`, Q8 | `gemv_float`, F32 | `gemv_float`, F32 |
+//! | 5 to 32 | `skinny`, F16 (MXFP4: BF16) | `skinny`, F16 / BF16 | `gemv_float` |
+//! | more | `matmul`, F16 (MXFP4: BF16) | `matmul`, F16 / BF16 | `gemv_float` |
+//!
+//! F16 and BF16 rows that are no multiple of 32 columns always go to `gemv_float`. All sums are F32 and each output is
+//! summed in one order that depends on the shape and the family, not on the device. `experts.rs` has the products by
+//! expert id. Next: `experts.rs`.
+
+use super::args::{FloatGemvArgs, GemvArgs, MatmulArgs, ProductPart, SkinnyArgs};
+use super::{DevicePtr, GpuLayout, GpuMatrix, Launch, View};
+use crate::KernelError;
+use crate::quant::WeightType;
+
+/// Most tokens of a dot-product kernel.
+pub const GEMV_TOKENS_MAX: u32 = 4;
+/// Most tokens of the kernels that decode weights in registers.
+pub const SKINNY_TOKENS_MAX: u32 = 32;
+/// Most matrices of one launch.
+pub const PARTS_MAX: usize = 3;
+/// Warps of a block in the dot-product kernels.
+const GEMV_WARPS: u32 = 4;
+/// Rows of a matrix below which several warps share a row: about the warps that a large GPU runs at once.
+const WARPS_WANTED: u32 = 4096;
+
+/// How activations are written for a product ([`super::Forms`]).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Form {
+    /// The F32 row itself.
+    F32,
+    /// Bytes with scales per 32 columns.
+    Q8,
+    /// F16 with a power of two per row.
+    F16,
+    /// BF16.
+    Bf16,
+}
+
+/// The activations of a product in the form that [`form`] names.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Activations {
+    /// Which form.
+    pub form: Form,
+    /// Values; rows `stride` elements apart (forms other than F32: exactly as many as columns).
+    pub data: DevicePtr,
+    /// Q8: [`super::BlockScale`]s; F16: row scales; else null.
+    pub scales: DevicePtr,
+    /// Elements from one token's row to the next.
+    pub stride: u32,
+}
+
+/// One matrix of a group with the same input.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Part {
+    /// The weights.
+    pub weight: GpuMatrix,
+    /// F32 {rows}, or null.
+    pub bias: DevicePtr,
+    /// F32 \[tokens, rows\] added to the result, data null for none. Only where [`adds_residual`].
+    pub residual: View,
+    /// F32 \[tokens, rows\].
+    pub out: View,
+}
+
+/// Kernel families.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Family {
+    Gemv,
+    Float,
+    Skinny,
+    Tile,
+}
+
+impl Family {
+    pub(super) fn of(ty: WeightType, cols: u32, tokens: u32) -> Family {
+        let ragged = ty.is_plain() && !cols.is_multiple_of(32);
+        match tokens {
+            _ if ty == WeightType::F32 || ragged => Family::Float,
+            0..=GEMV_TOKENS_MAX if ty.is_plain() => Family::Float,
+            0..=GEMV_TOKENS_MAX => Family::Gemv,
+            0..=SKINNY_TOKENS_MAX => Family::Skinny,
+            _ => Family::Tile,
+        }
+    }
+}
+
+/// Which form of the activations a product reads.
+pub fn form(ty: WeightType, cols: u32, tokens: u32) -> Form {
+    match Family::of(ty, cols, tokens) {
+        Family::Gemv => Form::Q8,
+        Family::Float => Form::F32,
+        Family::Skinny | Family::Tile => tensor_core_form(ty),
+    }
+}
+
+/// The two-byte form of the tensor-core kernels.
+pub(super) fn tensor_core_form(ty: WeightType) -> Form {
+    if matches!(ty, WeightType::BF16 | WeightType::MXFP4) { Form::Bf16 } else { Form::F16 }
+}
+
+/// Whether the kernel that takes this product can add a residual to its result.
+pub fn adds_residual(ty: WeightType, cols: u32, tokens: u32) -> bool {
+    Family::of(ty, cols, tokens) != Family::Tile
+}
+
+/// Name of the module of a family for a type and layout.
+pub(super) fn module(family: &str, ty: WeightType, layout: GpuLayout) -> &'static str {
+    let tiled = layout == GpuLayout::Tiled && GpuLayout::Tiled.exists_for(ty);
+    let name = format!("{family}_{}{}", ty.name().to_lowercase(), if tiled { "_tiled" } else { "" });
+    super::modules().find(|module| *module == name).unwrap_or("missing")
+}
+
+/// Launches of a group of products with the same input, in order. Parts of one type, layout and column count that
+/// stand together share a launch.
+///
+/// # Errors
+/// Columns that are no whole number of blocks.
+pub fn product(parts: &[Part], x: &Activations, tokens: u32) -> Result<Vec<Launch>, KernelError> {
+    let mut launches = Vec::new();
+    let same = |a: &Part, b: &Part| {
+        (a.weight.ty, a.weight.layout, a.weight.cols) == (b.weight.ty, b.weight.layout, b.weight.cols)
+    };
+    for group in parts.chunk_by(same).flat_map(|group| group.chunks(PARTS_MAX)) {
+        let weight = group[0].weight;
+        match Family::of(weight.ty, weight.cols, tokens) {
+            Family::Gemv => launches.push(gemv(group, x, tokens)?),
+            Family::Float => launches.push(gemv_float(group, x, tokens)?),
+            Family::Skinny => launches.push(skinny(group, x, tokens)?),
+            Family::Tile => {
+                for part in group {
+                    launches.push(matmul(part, x, tokens, TokenTile::for_shape(weight.rows, tokens))?);
+                }
+            }
+        }
+    }
+    Ok(launches)
+}
+
+pub(super) fn kernel_parts(parts: &[Part]) -> [ProductPart; PARTS_MAX] {
+    let mut out = [ProductPart::default(); PARTS_MAX];
+    for (out, part) in out.iter_mut().zip(parts) {
+        *out = ProductPart {
+            weight: part.weight.data,
+            bias: part.bias,
+            residual: part.residual.data,
+            out: part.out.data,
+            rows: part.weight.rows,
+            out_stride: part.out.stride,
+            residual_stride: part.residual.stride,
+            reserved: 0,
+        };
+    }
+    out
+}
+
+/// Warps that share a row: more where few rows would leave the device idle, but each with at least 32 units of work.
+pub(super) fn split(rows: u32, units: u32) -> u32 {
+    let wanted = WARPS_WANTED.div_ceil(rows.max(1));
+    [4, 2].into_iter().find(|&s| s <= wanted.next_power_of_two() && units >= 32 * s).unwrap_or(1)
+}
+
+/// Blocks over all parts when one block takes `per_block` rows.
+pub(super) fn row_blocks(parts: &[Part], per_block: u32) -> u32 {
+    parts.iter().map(|part| part.weight.rows.div_ceil(per_block)).sum()
+}
+
+fn gemv(parts: &[Part], x: &Activations, tokens: u32) -> Result<Launch, KernelError> {
+    let weight = parts[0].weight;
+    let rows_per_warp = if tokens == 1 { 1 } else { 2 };
+    let rows: u32 = parts.iter().map(|part| part.weight.rows).sum();
+    let split = split(rows / rows_per_warp, weight.cols / 32);
+    let args = GemvArgs {
+        parts: kernel_parts(parts),
+        x: x.data,
+        x_scales: x.scales,
+        row_bytes: weight.row_bytes()?,
+        cols: weight.cols,
+        tokens,
+        n_parts: parts.len() as u32,
+        split,
+        x_stride: x.stride,
+        ..GemvArgs::default()
+    };
+    let kernel = match tokens {
+        1 => "gemv1",
+        2 => "gemv2",
+        _ => "gemv4",
+    };
+    let grid = [row_blocks(parts, GEMV_WARPS / split * rows_per_warp), 1, 1];
+    Ok(Launch::new(module("gemv", weight.ty, weight.layout), kernel, grid, 32 * GEMV_WARPS, &args))
+}
+
+pub(super) fn float_module(ty: WeightType) -> &'static str {
+    match ty {
+        WeightType::F16 => "gemv_float_f16",
+        WeightType::BF16 => "gemv_float_bf16",
+        _ => "gemv_float_f32",
+    }
+}
+
+fn gemv_float(parts: &[Part], x: &Activations, tokens: u32) -> Result<Launch, KernelError> {
+    let weight = parts[0].weight;
+    let rows: u32 = parts.iter().map(|part| part.weight.rows).sum();
+    let groups = if tokens == 1 { 1 } else { tokens.div_ceil(4) };
+    let split = split(rows.saturating_mul(groups), weight.cols / 8);
+    let args = FloatGemvArgs {
+        parts: kernel_parts(parts),
+        x: x.data,
+        row_bytes: weight.row_bytes()?,
+        cols: weight.cols,
+        tokens,
+        n_parts: parts.len() as u32,
+        split,
+        x_stride: x.stride,
+        ..FloatGemvArgs::default()
+    };
+    let kernel = if tokens == 1 { "gemv_float1" } else { "gemv_float4" };
+    let grid = [row_blocks(parts, GEMV_WARPS / split), groups, 1];
+    Ok(Launch::new(float_module(weight.ty), kernel, grid, 32 * GEMV_WARPS, &args))
+}
+
+fn skinny(parts: &[Part], x: &Activations, tokens: u32) -> Result<Launch, KernelError> {
+    let weight = parts[0].weight;
+    let args = SkinnyArgs {
+        parts: kernel_parts(parts),
+        x: x.data,
+        row_scale: x.scales,
+        row_bytes: weight.row_bytes()?,
+        cols: weight.cols,
+        tokens,
+        n_parts: parts.len() as u32,
+        x_stride: x.stride,
+    };
+    let grid = [row_blocks(parts, 16), 1, 1];
+    Ok(Launch::new(module("skinny", weight.ty, weight.layout), "skinny", grid, 256, &args))
+}
+
+/// Tokens of one block of the tensor-core matrix kernel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TokenTile {
+    /// Two blocks run on a multiprocessor at once.
+    T64,
+    /// Twice the tokens.
+    T128,
+    /// The fewest passes over weights and shared memory.
+    T256,
+}
+
+impl TokenTile {
+    /// All, smallest first.
+    pub const ALL: [TokenTile; 3] = [TokenTile::T64, TokenTile::T128, TokenTile::T256];
+
+    /// The tile for a product: large ones, as long as they give enough blocks.
+    pub fn for_shape(rows: u32, tokens: u32) -> TokenTile {
+        let blocks = |tile: u32| rows.div_ceil(128) * tokens.div_ceil(tile);
+        match tokens {
+            0..=64 => TokenTile::T64,
+            65..=128 => TokenTile::T128,
+            _ if blocks(256) >= 64 => TokenTile::T256,
+            _ => TokenTile::T128,
+        }
+    }
+
+    /// Tokens.
+    pub fn tokens(self) -> u32 {
+        match self {
+            TokenTile::T64 => 64,
+            TokenTile::T128 => 128,
+            TokenTile::T256 => 256,
+        }
+    }
+
+    pub(super) fn kernel(self) -> &'static str {
+        match self {
+            TokenTile::T64 => "matmul64",
+            TokenTile::T128 => "matmul128",
+            TokenTile::T256 => "matmul256",
+        }
+    }
+
+    /// Two weight tiles of 128 rows and two or three activation tiles, 128 bytes a row.
+    pub(super) fn shared_bytes(self) -> u32 {
+        let stages = if self == TokenTile::T256 { 2 } else { 3 };
+        128 * (2 * 128 + stages * self.tokens())
+    }
+}
+
+/// The launch of one product with a given token tile.
+///
+/// # Errors
+/// Columns that are no whole number of blocks.
+pub fn matmul(part: &Part, x: &Activations, tokens: u32, tile: TokenTile) -> Result<Launch, KernelError> {
+    let weight = part.weight;
+    let args = MatmulArgs {
+        weight: weight.data,
+        bias: part.bias,
+        out: part.out.data,
+        x: x.data,
+        row_scale: x.scales,
+        row_bytes: weight.row_bytes()?,
+        rows: weight.rows,
+        cols: weight.cols,
+        tokens,
+        out_stride: part.out.stride,
+        chosen: 1,
+        ..MatmulArgs::default()
+    };
+    let grid = [tokens.div_ceil(tile.tokens()), weight.rows.div_ceil(128), 1];
+    let launch = Launch::new(module("matmul", weight.ty, weight.layout), tile.kernel(), grid, 256, &args);
+    Ok(launch.with_shared(tile.shared_bytes()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_family_has_a_module_for_every_type_and_layout() {
+        for ty in WeightType::ALL.into_iter().filter(|&ty| ty != WeightType::F32) {
+            for layout in [GpuLayout::Gguf, GpuLayout::Tiled] {
+                for family in ["embed", "skinny", "matmul"] {
+                    assert_ne!(module(family, ty, layout), "missing", "{family} {ty} {layout:?}");
+                }
+                assert!(ty.is_plain() || module("gemv", ty, layout) != "missing", "{ty} {layout:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn warps_share_rows_only_where_rows_are_few_and_long() {
+        for (rows, cols, expected) in
+            [(1024, 5120, 4), (1024, 1024, 1), (2048, 5120, 2), (17408, 5120, 1), (5120, 17408, 1), (128, 2048, 2)]
+        {
+            assert_eq!(split(rows, cols / 32), expected, "{rows} x {cols}");
+        }
+    }
+}
