@@ -25,6 +25,12 @@ pub unsafe fn matmul(isa: Isa, product: &Product, panels: Range<usize>) -> Resul
         #[cfg(target_arch = "x86_64")]
         // SAFETY: `detect` found AVX-512; panels are checked; the caller owns their rows.
         Isa::Avx512 => unsafe { crate::arch::x86_64::avx512::matmul::matmul(product, panels) },
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx2 => {
+            use crate::arch::x86_64::avx2::matmul::{DotProducts, matmul};
+            // SAFETY: `detect` found AVX2; panels are checked; the caller owns their rows.
+            unsafe { matmul(DotProducts::detect(), product, panels) }
+        }
         _ => matmul_scalar(product, rows, |token, row, value| {
             // SAFETY: `Product::new` checked that the buffer holds every token's rows; the caller owns these.
             unsafe { product.out.start().add(token * product.out.stride() + row).write(value) }

@@ -152,3 +152,25 @@ fn operands_that_do_not_fit_are_refused() {
     // SAFETY: refused before anything is written.
     assert!(unsafe { matmul(Isa::Scalar, &product, 0..2) }.is_err());
 }
+
+#[cfg(target_arch = "x86_64")]
+#[test]
+fn both_dot_products_of_avx2_give_the_same_bits() {
+    use crate::arch::x86_64::avx2::matmul::{DotProducts, matmul};
+    if Isa::detect() < Isa::Avx2 || DotProducts::detect() == DotProducts::Words {
+        return;
+    }
+    for case in matmul_cases() {
+        let weights = case.weights();
+        let matrix = Matrix::new(case.ty, Layout::Gguf, case.rows, case.cols, &weights).unwrap();
+        let acts = prepared(Isa::Avx2, case.ty, &case.activations(), case.cols);
+        let [words, vnni] = [DotProducts::Words, DotProducts::Vnni].map(|dots| {
+            let mut out = vec![0.0; case.tokens * case.rows];
+            let product = Product::new(matrix, &acts, case.tokens, Output::new(&mut out, case.rows)).unwrap();
+            // SAFETY: one thread; `out` is not read before the product is done; the machine has both.
+            unsafe { matmul(dots, &product, 0..matrix.panels()) };
+            out
+        });
+        assert_eq!(bits(&words), bits(&vnni), "{case:?}");
+    }
+}

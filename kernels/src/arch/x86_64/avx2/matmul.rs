@@ -1,0 +1,364 @@
+//! The vector operations of products with AVX2: 8 rows a vector, two vectors a panel. The products are in
+//! `arch/x86_64/matmul`. Processors that have AVX-VNNI too get its dot products; the results have the same bits.
+
+use std::arch::x86_64::*;
+use std::ops::Range;
+
+use crate::arch::x86_64::matmul::engine::{self, engine};
+use crate::arch::x86_64::matmul::packed::{GROUPS, Packed};
+use crate::arch::x86_64::matmul::simd::{Simd, Span, start_value};
+use crate::cpu::matmul::Product;
+
+engine!(
+    Words, WordVectors, "avx2,fma,f16c", parts: 2,
+    direct: [4 2 1], tile: [4 2 1], plain_direct: [2 1], plain_tile: [4 2 1]
+);
+
+engine!(
+    Vnni, VnniVectors, "avx2,fma,f16c,avxvnni", parts: 2,
+    direct: [4 2 1], tile: [4 2 1], plain_direct: [2 1], plain_tile: [4 2 1]
+);
+
+/// How 8-bit products are summed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum DotProducts {
+    /// `vpmaddubsw`, sums in 16 bits as long as they fit, then `vpmaddwd`.
+    Words,
+    /// `vpdpbusd`.
+    Vnni,
+}
+
+impl DotProducts {
+    /// The best of this machine.
+    pub(crate) fn detect() -> DotProducts {
+        if is_x86_feature_detected!("avxvnni") { DotProducts::Vnni } else { DotProducts::Words }
+    }
+}
+
+/// See [`crate::cpu::matmul::matmul`].
+///
+/// # Safety
+/// The machine has the features of [`Isa::Avx2`](crate::cpu::Isa) and those of `dots`, `panels` are panels of the
+/// matrix, and nothing else accesses their rows in the output meanwhile.
+pub(crate) unsafe fn matmul(dots: DotProducts, product: &Product, panels: Range<usize>) {
+    // SAFETY: the caller's contract.
+    unsafe {
+        match dots {
+            DotProducts::Words => engine::matmul::<Words>(product, panels),
+            DotProducts::Vnni => engine::matmul::<Vnni>(product, panels),
+        }
+    }
+}
+
+/// All bits of the lanes of the first `rows` rows.
+#[inline(always)]
+unsafe fn mask(rows: usize) -> __m256i {
+    // SAFETY: the caller has AVX2.
+    unsafe { _mm256_cmpgt_epi32(_mm256_set1_epi32(rows as i32), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7)) }
+}
+
+/// Implements [`Simd`] for 256-bit vectors, but for the dot products.
+macro_rules! vectors {
+    ($(#[$doc:meta])* $name:ident { $($dots:tt)* }) => {
+        $(#[$doc])*
+        #[derive(Clone, Copy)]
+        struct $name;
+
+        impl Simd for $name {
+    type Int = __m256i;
+    type Float = __m256;
+    const LANES: usize = 8;
+
+    #[inline(always)]
+    unsafe fn load(at: *const u8) -> __m256i {
+        // SAFETY: the trait's contract.
+        unsafe { _mm256_loadu_si256(at.cast()) }
+    }
+
+    #[inline(always)]
+    unsafe fn splat8(value: i8) -> __m256i {
+        // SAFETY: the trait's contract.
+        unsafe { _mm256_set1_epi8(value) }
+    }
+
+    #[inline(always)]
+    unsafe fn splat32(value: i32) -> __m256i {
+        // SAFETY: the trait's contract.
+        unsafe { _mm256_set1_epi32(value) }
+    }
+
+    #[inline(always)]
+    unsafe fn table(values: &[i8; 16]) -> __m256i {
+        // SAFETY: the trait's contract.
+        unsafe { _mm256_broadcastsi128_si256(_mm_loadu_si128(values.as_ptr().cast())) }
+    }
+
+    #[inline(always)]
+    unsafe fn and(a: __m256i, b: __m256i) -> __m256i {
+        // SAFETY: the trait's contract.
+        unsafe { _mm256_and_si256(a, b) }
+    }
+
+    #[inline(always)]
+    unsafe fn or(a: __m256i, b: __m256i) -> __m256i {
+        // SAFETY: the trait's contract.
+        unsafe { _mm256_or_si256(a, b) }
+    }
+
+    #[inline(always)]
+    unsafe fn or_masked(a: __m256i, b: __m256i, mask: __m256i) -> __m256i {
+        // SAFETY: the trait's contract.
+        unsafe { _mm256_or_si256(a, _mm256_and_si256(b, mask)) }
+    }
+
+    #[inline(always)]
+    unsafe fn sub32(a: __m256i, b: __m256i) -> __m256i {
+        // SAFETY: the trait's contract.
+        unsafe { _mm256_sub_epi32(a, b) }
+    }
+
+    #[inline(always)]
+    unsafe fn shr(v: __m256i, count: usize) -> __m256i {
+        // SAFETY: the trait's contract.
+        unsafe { _mm256_srlv_epi32(v, _mm256_set1_epi32(count as i32)) }
+    }
+
+    #[inline(always)]
+    unsafe fn shl(v: __m256i, count: usize) -> __m256i {
+        // SAFETY: the trait's contract.
+        unsafe { _mm256_sllv_epi32(v, _mm256_set1_epi32(count as i32)) }
+    }
+
+    #[inline(always)]
+    unsafe fn move_bits(v: __m256i, from: usize, to: usize) -> __m256i {
+        // SAFETY: the trait's contract.
+        unsafe { {
+            if from <= to { Self::shl(v, to - from) } else { Self::shr(v, from - to) }
+        } }
+    }
+
+    #[inline(always)]
+    unsafe fn look_up(table: __m256i, bytes: __m256i) -> __m256i {
+        // SAFETY: the trait's contract.
+        unsafe { _mm256_shuffle_epi8(table, bytes) }
+    }
+
+    #[inline(always)]
+    unsafe fn select_less(v: __m256i, bound: i32, a: __m256i, b: __m256i) -> __m256i {
+        // SAFETY: the trait's contract.
+        unsafe { _mm256_blendv_epi8(b, a, _mm256_cmpgt_epi32(_mm256_set1_epi32(bound), v)) }
+    }
+
+    #[inline(always)]
+    unsafe fn broadcast32(at: *const u8) -> __m256i {
+        // SAFETY: the trait's contract.
+        unsafe { _mm256_set1_epi32(at.cast::<i32>().read_unaligned()) }
+    }
+
+    #[inline(always)]
+    unsafe fn load_u8(at: *const u8) -> __m256i {
+        // SAFETY: the trait's contract.
+        unsafe { _mm256_cvtepu8_epi32(_mm_loadl_epi64(at.cast())) }
+    }
+
+    #[inline(always)]
+    unsafe fn load_i8(at: *const u8) -> __m256i {
+        // SAFETY: the trait's contract.
+        unsafe { _mm256_cvtepi8_epi32(_mm_loadl_epi64(at.cast())) }
+    }
+
+    #[inline(always)]
+    unsafe fn load_high_u16(at: *const u8) -> __m256i {
+        // SAFETY: the trait's contract.
+        unsafe { _mm256_slli_epi32::<16>(_mm256_cvtepu16_epi32(_mm_loadu_si128(at.cast()))) }
+    }
+
+    #[inline(always)]
+    unsafe fn to_float(v: __m256i) -> __m256 {
+        // SAFETY: the trait's contract.
+        unsafe { _mm256_cvtepi32_ps(v) }
+    }
+
+    #[inline(always)]
+    unsafe fn float_bits(v: __m256i) -> __m256 {
+        // SAFETY: the trait's contract.
+        unsafe { _mm256_castsi256_ps(v) }
+    }
+
+    #[inline(always)]
+    unsafe fn zero() -> __m256 {
+        // SAFETY: the trait's contract.
+        unsafe { _mm256_setzero_ps() }
+    }
+
+    #[inline(always)]
+    unsafe fn load_f16(at: *const u8) -> __m256 {
+        // SAFETY: the trait's contract.
+        unsafe { _mm256_cvtph_ps(_mm_loadu_si128(at.cast())) }
+    }
+
+    #[inline(always)]
+    unsafe fn load_f32(at: *const f32) -> __m256 {
+        // SAFETY: the trait's contract.
+        unsafe { _mm256_loadu_ps(at) }
+    }
+
+    #[inline(always)]
+    unsafe fn store_f32(at: *mut f32, v: __m256) {
+        // SAFETY: the trait's contract.
+        unsafe { _mm256_storeu_ps(at, v) }
+    }
+
+    #[inline(always)]
+    unsafe fn load_rows(at: *const f32, rows: usize) -> __m256 {
+        // SAFETY: the trait's contract.
+        unsafe { _mm256_maskload_ps(at, mask(rows)) }
+    }
+
+    #[inline(always)]
+    unsafe fn store_rows(at: *mut f32, v: __m256, rows: usize) {
+        // SAFETY: the trait's contract.
+        unsafe { _mm256_maskstore_ps(at, mask(rows), v) }
+    }
+
+    #[inline(always)]
+    unsafe fn broadcast_f32(at: *const u8) -> __m256 {
+        // SAFETY: the trait's contract.
+        unsafe { _mm256_set1_ps(at.cast::<f32>().read_unaligned()) }
+    }
+
+    #[inline(always)]
+    unsafe fn splat_f32(value: f32) -> __m256 {
+        // SAFETY: the trait's contract.
+        unsafe { _mm256_set1_ps(value) }
+    }
+
+    #[inline(always)]
+    unsafe fn add(a: __m256, b: __m256) -> __m256 {
+        // SAFETY: the trait's contract.
+        unsafe { _mm256_add_ps(a, b) }
+    }
+
+    #[inline(always)]
+    unsafe fn mul(a: __m256, b: __m256) -> __m256 {
+        // SAFETY: the trait's contract.
+        unsafe { _mm256_mul_ps(a, b) }
+    }
+
+    #[inline(always)]
+    unsafe fn fma(a: __m256, b: __m256, c: __m256) -> __m256 {
+        // SAFETY: the trait's contract.
+        unsafe { _mm256_fmadd_ps(a, b, c) }
+    }
+
+    #[inline(always)]
+    unsafe fn prefetch(at: *const u8) {
+        // SAFETY: the trait's contract.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(at.cast()) }
+    }
+
+            $($dots)*
+        }
+    };
+}
+
+vectors! {
+    /// Dot products by way of 16-bit sums.
+    WordVectors {
+        #[inline(always)]
+        unsafe fn dot_form<W: Packed>(codes: __m256i) -> __m256i {
+            codes
+        }
+
+        #[inline(always)]
+        unsafe fn dots<W: Packed, const T: usize>(
+            span: Span,
+            quants: &[__m256i; GROUPS],
+            acts: &[*const u8; T],
+        ) -> [__m256i; T] {
+            // SAFETY: the trait's contract.
+            unsafe {
+                let mut dots = [_mm256_setzero_si256(); T];
+                if W::OFFSET > 0 {
+                    let shift = _mm_cvtsi32_si128(7 - W::OFFSET.trailing_zeros() as i32);
+                    for (dot, act) in dots.iter_mut().zip(acts) {
+                        *dot = _mm256_sra_epi32(start_value::<Self>(span, *act), shift);
+                    }
+                }
+                for first in span.groups().step_by(W::WORD_GROUPS) {
+                    let groups = first..span.groups().end.min(first + W::WORD_GROUPS);
+                    add_words::<W, T>(&mut dots, groups, quants, acts);
+                }
+                dots
+            }
+        }
+    }
+}
+
+/// Adds the products of some vectors, few enough that their sums fit 16 bits.
+#[inline(always)]
+unsafe fn add_words<W: Packed, const T: usize>(
+    dots: &mut [__m256i; T],
+    groups: Range<usize>,
+    quants: &[__m256i; GROUPS],
+    acts: &[*const u8; T],
+) {
+    // SAFETY: the caller has AVX2; `acts` point to blocks of activations.
+    unsafe {
+        let mut words = [_mm256_setzero_si256(); T];
+        for g in groups {
+            for (words, act) in words.iter_mut().zip(acts) {
+                let act = WordVectors::broadcast32(act.add(4 * g));
+                let product = if W::SIGNED {
+                    _mm256_maddubs_epi16(_mm256_abs_epi8(quants[g]), _mm256_sign_epi8(act, quants[g]))
+                } else {
+                    _mm256_maddubs_epi16(quants[g], act)
+                };
+                *words = _mm256_add_epi16(*words, product);
+            }
+        }
+        for (dot, words) in dots.iter_mut().zip(words) {
+            *dot = _mm256_add_epi32(*dot, _mm256_madd_epi16(words, _mm256_set1_epi16(1)));
+        }
+    }
+}
+
+vectors! {
+    /// Dot products by `vpdpbusd`, for which 128 is added to values with a sign.
+    VnniVectors {
+        #[inline(always)]
+        unsafe fn dot_form<W: Packed>(codes: __m256i) -> __m256i {
+            // SAFETY: the trait's contract.
+            unsafe {
+                match W::OFFSET {
+                    _ if W::SIGNED => _mm256_xor_si256(codes, _mm256_set1_epi8(-128)),
+                    0 => codes,
+                    offset => _mm256_add_epi8(codes, _mm256_set1_epi8((128 - offset) as i8)),
+                }
+            }
+        }
+
+        #[inline(always)]
+        unsafe fn dots<W: Packed, const T: usize>(
+            span: Span,
+            quants: &[__m256i; GROUPS],
+            acts: &[*const u8; T],
+        ) -> [__m256i; T] {
+            // SAFETY: the trait's contract.
+            unsafe {
+                let mut dots = [_mm256_setzero_si256(); T];
+                if W::SIGNED || W::OFFSET > 0 {
+                    for (dot, act) in dots.iter_mut().zip(acts) {
+                        *dot = start_value::<Self>(span, *act);
+                    }
+                }
+                for g in span.groups() {
+                    for (dot, act) in dots.iter_mut().zip(acts) {
+                        *dot = _mm256_dpbusd_avx_epi32(*dot, quants[g], Self::broadcast32(act.add(4 * g)));
+                    }
+                }
+                dots
+            }
+        }
+    }
+}

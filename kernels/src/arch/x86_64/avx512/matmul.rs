@@ -1,0 +1,262 @@
+//! The vector operations of products with AVX-512 VNNI: 16 rows a vector. The products are in `arch/x86_64/matmul`.
+
+use std::arch::x86_64::*;
+use std::ops::Range;
+
+use crate::arch::x86_64::matmul::engine::{self, engine};
+use crate::arch::x86_64::matmul::packed::{GROUPS, Packed};
+use crate::arch::x86_64::matmul::simd::{Simd, Span, start_value};
+use crate::cpu::matmul::Product;
+
+engine!(
+    Avx512, Vectors, "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx512vbmi", parts: 1,
+    direct: [8 4 3 2 1], tile: [8 4 2 1], plain_direct: [4 3 2 1], plain_tile: [8 4 2 1]
+);
+
+/// See [`crate::cpu::matmul::matmul`].
+///
+/// # Safety
+/// The machine has the features of [`Isa::Avx512`](crate::cpu::Isa), `panels` are panels of the matrix, and nothing
+/// else accesses their rows in the output meanwhile.
+pub(crate) unsafe fn matmul(product: &Product, panels: Range<usize>) {
+    // SAFETY: the caller's contract.
+    unsafe { engine::matmul::<Avx512>(product, panels) }
+}
+
+/// 512-bit vectors.
+#[derive(Clone, Copy)]
+struct Vectors;
+
+/// The lanes of the first `rows` rows.
+#[inline(always)]
+fn mask(rows: usize) -> __mmask16 {
+    ((1_u32 << rows) - 1) as __mmask16
+}
+
+impl Simd for Vectors {
+    type Int = __m512i;
+    type Float = __m512;
+    const LANES: usize = 16;
+
+    #[inline(always)]
+    unsafe fn load(at: *const u8) -> __m512i {
+        // SAFETY: the trait's contract.
+        unsafe { _mm512_loadu_si512(at.cast()) }
+    }
+
+    #[inline(always)]
+    unsafe fn splat8(value: i8) -> __m512i {
+        // SAFETY: the trait's contract.
+        unsafe { _mm512_set1_epi8(value) }
+    }
+
+    #[inline(always)]
+    unsafe fn splat32(value: i32) -> __m512i {
+        // SAFETY: the trait's contract.
+        unsafe { _mm512_set1_epi32(value) }
+    }
+
+    #[inline(always)]
+    unsafe fn table(values: &[i8; 16]) -> __m512i {
+        // SAFETY: the trait's contract.
+        unsafe { _mm512_broadcast_i32x4(_mm_loadu_si128(values.as_ptr().cast())) }
+    }
+
+    #[inline(always)]
+    unsafe fn and(a: __m512i, b: __m512i) -> __m512i {
+        // SAFETY: the trait's contract.
+        unsafe { _mm512_and_si512(a, b) }
+    }
+
+    #[inline(always)]
+    unsafe fn or(a: __m512i, b: __m512i) -> __m512i {
+        // SAFETY: the trait's contract.
+        unsafe { _mm512_or_si512(a, b) }
+    }
+
+    #[inline(always)]
+    unsafe fn or_masked(a: __m512i, b: __m512i, mask: __m512i) -> __m512i {
+        // SAFETY: the trait's contract.
+        unsafe { _mm512_ternarylogic_epi32::<0xF8>(a, b, mask) }
+    }
+
+    #[inline(always)]
+    unsafe fn sub32(a: __m512i, b: __m512i) -> __m512i {
+        // SAFETY: the trait's contract.
+        unsafe { _mm512_sub_epi32(a, b) }
+    }
+
+    #[inline(always)]
+    unsafe fn shr(v: __m512i, count: usize) -> __m512i {
+        // SAFETY: the trait's contract.
+        unsafe { _mm512_srlv_epi32(v, _mm512_set1_epi32(count as i32)) }
+    }
+
+    #[inline(always)]
+    unsafe fn shl(v: __m512i, count: usize) -> __m512i {
+        // SAFETY: the trait's contract.
+        unsafe { _mm512_sllv_epi32(v, _mm512_set1_epi32(count as i32)) }
+    }
+
+    #[inline(always)]
+    unsafe fn move_bits(v: __m512i, from: usize, to: usize) -> __m512i {
+        // SAFETY: the trait's contract.
+        unsafe { _mm512_rolv_epi32(v, _mm512_set1_epi32(((32 + to - from) % 32) as i32)) }
+    }
+
+    #[inline(always)]
+    unsafe fn look_up(table: __m512i, bytes: __m512i) -> __m512i {
+        // SAFETY: the trait's contract.
+        unsafe { _mm512_shuffle_epi8(table, bytes) }
+    }
+
+    #[inline(always)]
+    unsafe fn select_less(v: __m512i, bound: i32, a: __m512i, b: __m512i) -> __m512i {
+        // SAFETY: the trait's contract.
+        unsafe { _mm512_mask_blend_epi32(_mm512_cmplt_epi32_mask(v, _mm512_set1_epi32(bound)), b, a) }
+    }
+
+    #[inline(always)]
+    unsafe fn broadcast32(at: *const u8) -> __m512i {
+        // SAFETY: the trait's contract.
+        unsafe { _mm512_set1_epi32(at.cast::<i32>().read_unaligned()) }
+    }
+
+    #[inline(always)]
+    unsafe fn load_u8(at: *const u8) -> __m512i {
+        // SAFETY: the trait's contract.
+        unsafe { _mm512_cvtepu8_epi32(_mm_loadu_si128(at.cast())) }
+    }
+
+    #[inline(always)]
+    unsafe fn load_i8(at: *const u8) -> __m512i {
+        // SAFETY: the trait's contract.
+        unsafe { _mm512_cvtepi8_epi32(_mm_loadu_si128(at.cast())) }
+    }
+
+    #[inline(always)]
+    unsafe fn load_high_u16(at: *const u8) -> __m512i {
+        // SAFETY: the trait's contract.
+        unsafe { _mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(_mm256_loadu_si256(at.cast()))) }
+    }
+
+    #[inline(always)]
+    unsafe fn to_float(v: __m512i) -> __m512 {
+        // SAFETY: the trait's contract.
+        unsafe { _mm512_cvtepi32_ps(v) }
+    }
+
+    #[inline(always)]
+    unsafe fn float_bits(v: __m512i) -> __m512 {
+        // SAFETY: the trait's contract.
+        unsafe { _mm512_castsi512_ps(v) }
+    }
+
+    #[inline(always)]
+    unsafe fn zero() -> __m512 {
+        // SAFETY: the trait's contract.
+        unsafe { _mm512_setzero_ps() }
+    }
+
+    #[inline(always)]
+    unsafe fn load_f16(at: *const u8) -> __m512 {
+        // SAFETY: the trait's contract.
+        unsafe { _mm512_cvtph_ps(_mm256_loadu_si256(at.cast())) }
+    }
+
+    #[inline(always)]
+    unsafe fn load_f32(at: *const f32) -> __m512 {
+        // SAFETY: the trait's contract.
+        unsafe { _mm512_loadu_ps(at) }
+    }
+
+    #[inline(always)]
+    unsafe fn store_f32(at: *mut f32, v: __m512) {
+        // SAFETY: the trait's contract.
+        unsafe { _mm512_storeu_ps(at, v) }
+    }
+
+    #[inline(always)]
+    unsafe fn load_rows(at: *const f32, rows: usize) -> __m512 {
+        // SAFETY: the trait's contract.
+        unsafe { _mm512_maskz_loadu_ps(mask(rows), at) }
+    }
+
+    #[inline(always)]
+    unsafe fn store_rows(at: *mut f32, v: __m512, rows: usize) {
+        // SAFETY: the trait's contract.
+        unsafe { _mm512_mask_storeu_ps(at, mask(rows), v) }
+    }
+
+    #[inline(always)]
+    unsafe fn broadcast_f32(at: *const u8) -> __m512 {
+        // SAFETY: the trait's contract.
+        unsafe { _mm512_set1_ps(at.cast::<f32>().read_unaligned()) }
+    }
+
+    #[inline(always)]
+    unsafe fn splat_f32(value: f32) -> __m512 {
+        // SAFETY: the trait's contract.
+        unsafe { _mm512_set1_ps(value) }
+    }
+
+    #[inline(always)]
+    unsafe fn add(a: __m512, b: __m512) -> __m512 {
+        // SAFETY: the trait's contract.
+        unsafe { _mm512_add_ps(a, b) }
+    }
+
+    #[inline(always)]
+    unsafe fn mul(a: __m512, b: __m512) -> __m512 {
+        // SAFETY: the trait's contract.
+        unsafe { _mm512_mul_ps(a, b) }
+    }
+
+    #[inline(always)]
+    unsafe fn fma(a: __m512, b: __m512, c: __m512) -> __m512 {
+        // SAFETY: the trait's contract.
+        unsafe { _mm512_fmadd_ps(a, b, c) }
+    }
+
+    #[inline(always)]
+    unsafe fn prefetch(at: *const u8) {
+        // SAFETY: the trait's contract.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(at.cast()) }
+    }
+
+    /// 128 is added to values with a sign: `vpdpbusd` multiplies unsigned bytes with signed ones.
+    #[inline(always)]
+    unsafe fn dot_form<W: Packed>(codes: __m512i) -> __m512i {
+        // SAFETY: the trait's contract.
+        unsafe {
+            match W::OFFSET {
+                _ if W::SIGNED => _mm512_xor_si512(codes, _mm512_set1_epi8(-128)),
+                0 => codes,
+                offset => _mm512_add_epi8(codes, _mm512_set1_epi8((128 - offset) as i8)),
+            }
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn dots<W: Packed, const T: usize>(
+        span: Span,
+        quants: &[__m512i; GROUPS],
+        acts: &[*const u8; T],
+    ) -> [__m512i; T] {
+        // SAFETY: the trait's contract.
+        unsafe {
+            let mut dots = [_mm512_setzero_si512(); T];
+            if W::SIGNED || W::OFFSET > 0 {
+                for (dot, act) in dots.iter_mut().zip(acts) {
+                    *dot = start_value::<Self>(span, *act);
+                }
+            }
+            for g in span.groups() {
+                for (dot, act) in dots.iter_mut().zip(acts) {
+                    *dot = _mm512_dpbusd_epi32(*dot, quants[g], Self::broadcast32(act.add(4 * g)));
+                }
+            }
+            dots
+        }
+    }
+}

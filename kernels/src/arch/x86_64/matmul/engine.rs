@@ -1,0 +1,234 @@
+//! Instantiates the products for one instruction set: the `#[target_feature]` functions into which everything else is
+//! inlined, and the choice of a tile's size.
+
+use std::ops::Range;
+
+use super::packed::Packed;
+use super::plain::{Number, Segment};
+use crate::cpu::matmul::{Product, Source};
+
+/// The compiled pieces of the walks in `tile.rs` and `plain.rs`.
+///
+/// # Safety
+/// As the functions of the same names there; functions that return a number of tokens take as many of the remaining
+/// ones as they have a tile for.
+pub(crate) trait Engine {
+    /// Buffer of unpacked weights.
+    type Unpacked;
+    /// Most tokens of a tile, and for which weights are unpacked in registers.
+    const TILE_TOKENS: usize;
+    /// Most tokens for which plain numbers are converted in registers.
+    const PLAIN_DIRECT_TOKENS: usize;
+    unsafe fn unpacked() -> Self::Unpacked;
+    unsafe fn direct<W: Packed>(product: &Product, panel: usize, token: usize) -> usize;
+    unsafe fn fill<W: Packed>(unpacked: &mut Self::Unpacked, source: &Source, panel: usize, chunks: Range<usize>);
+    unsafe fn tile<W: Packed>(
+        product: &Product,
+        panel: usize,
+        tokens: Range<usize>,
+        unpacked: &Self::Unpacked,
+        chunks: Range<usize>,
+    ) -> usize;
+    unsafe fn plain_direct<N: Number>(product: &Product, panel: usize, token: usize) -> usize;
+    unsafe fn plain_fill<N: Number>(segment: &mut Segment, source: &Source, panel: usize, chunk: usize);
+    unsafe fn plain_tile(
+        product: &Product,
+        panel: usize,
+        tokens: Range<usize>,
+        segment: &Segment,
+        chunk: usize,
+    ) -> usize;
+}
+
+/// Makes `$engine` an [`Engine`] over the operations `$simd`, compiled with `$features`, `$parts` vectors a panel.
+/// Lists of tile sizes fall and end with 1.
+macro_rules! engine {
+    ($engine:ident, $simd:ty, $features:literal, parts: $parts:literal, direct: [$($d:literal)*],
+     tile: [$($t:literal)*], plain_direct: [$($pd:literal)*], plain_tile: [$($pt:literal)*]) => {
+        struct $engine;
+
+        const _: () = {
+            use std::ops::Range;
+            use $crate::arch::x86_64::matmul::engine::{Engine, first};
+            use $crate::arch::x86_64::matmul::packed::Packed;
+            use $crate::arch::x86_64::matmul::plain::{self, Number, Segment};
+            use $crate::arch::x86_64::matmul::tile::{self, Unpacked};
+            use $crate::cpu::matmul::{Product, Source};
+
+            #[target_feature(enable = $features)]
+            unsafe fn direct<W: Packed, const T: usize>(product: &Product, panel: usize, token: usize) -> usize {
+                // SAFETY: the trait's contract.
+                unsafe { tile::direct::<$simd, W, T, $parts>(product, panel, token) }
+            }
+
+            #[target_feature(enable = $features)]
+            unsafe fn unpacked() -> Unpacked<$simd, $parts> {
+                // SAFETY: the trait's contract.
+                unsafe { Unpacked::new() }
+            }
+
+            #[target_feature(enable = $features)]
+            unsafe fn fill<W: Packed>(
+                unpacked: &mut Unpacked<$simd, $parts>,
+                source: &Source,
+                panel: usize,
+                chunks: Range<usize>,
+            ) {
+                // SAFETY: the trait's contract.
+                unsafe { unpacked.fill::<W>(source, panel, chunks) }
+            }
+
+            #[target_feature(enable = $features)]
+            unsafe fn tile<W: Packed, const T: usize>(
+                product: &Product,
+                panel: usize,
+                token: usize,
+                unpacked: &Unpacked<$simd, $parts>,
+                chunks: Range<usize>,
+            ) -> usize {
+                // SAFETY: the trait's contract.
+                unsafe { tile::tile::<$simd, W, T, $parts>(product, panel, token, unpacked, chunks) }
+            }
+
+            #[target_feature(enable = $features)]
+            unsafe fn plain_direct<N: Number, const T: usize>(product: &Product, panel: usize, token: usize) -> usize {
+                // SAFETY: the trait's contract.
+                unsafe { plain::direct::<$simd, N, T, $parts>(product, panel, token) }
+            }
+
+            #[target_feature(enable = $features)]
+            unsafe fn plain_fill<N: Number>(segment: &mut Segment, source: &Source, panel: usize, chunk: usize) {
+                // SAFETY: the trait's contract.
+                unsafe { segment.fill::<$simd, N>(source, panel, chunk) }
+            }
+
+            #[target_feature(enable = $features)]
+            unsafe fn plain_tile<const T: usize>(
+                product: &Product,
+                panel: usize,
+                token: usize,
+                segment: &Segment,
+                chunk: usize,
+            ) -> usize {
+                // SAFETY: the trait's contract.
+                unsafe { plain::tile::<$simd, T, $parts>(product, panel, token, segment, chunk) }
+            }
+
+            impl Engine for $engine {
+                type Unpacked = Unpacked<$simd, $parts>;
+                const TILE_TOKENS: usize = first(&[$($d),*]);
+                const PLAIN_DIRECT_TOKENS: usize = first(&[$($pd),*]);
+
+                unsafe fn unpacked() -> Self::Unpacked {
+                    // SAFETY: the trait's contract.
+                    unsafe { unpacked() }
+                }
+
+                unsafe fn direct<W: Packed>(product: &Product, panel: usize, token: usize) -> usize {
+                    // SAFETY: the trait's contract; a tile has no more tokens than remain.
+                    unsafe {
+                        match product.n_tokens - token {
+                            $(n if n >= $d => direct::<W, $d>(product, panel, token),)*
+                            _ => 0,
+                        }
+                    }
+                }
+
+                unsafe fn fill<W: Packed>(
+                    unpacked: &mut Self::Unpacked,
+                    source: &Source,
+                    panel: usize,
+                    chunks: Range<usize>,
+                ) {
+                    // SAFETY: the trait's contract.
+                    unsafe { fill::<W>(unpacked, source, panel, chunks) }
+                }
+
+                unsafe fn tile<W: Packed>(
+                    product: &Product,
+                    panel: usize,
+                    tokens: Range<usize>,
+                    unpacked: &Self::Unpacked,
+                    chunks: Range<usize>,
+                ) -> usize {
+                    // SAFETY: the trait's contract; a tile has no more tokens than remain.
+                    unsafe {
+                        match tokens.len() {
+                            $(n if n >= $t => tile::<W, $t>(product, panel, tokens.start, unpacked, chunks),)*
+                            _ => 0,
+                        }
+                    }
+                }
+
+                unsafe fn plain_direct<N: Number>(product: &Product, panel: usize, token: usize) -> usize {
+                    // SAFETY: the trait's contract; a tile has no more tokens than remain.
+                    unsafe {
+                        match product.n_tokens - token {
+                            $(n if n >= $pd => plain_direct::<N, $pd>(product, panel, token),)*
+                            _ => 0,
+                        }
+                    }
+                }
+
+                unsafe fn plain_fill<N: Number>(segment: &mut Segment, source: &Source, panel: usize, chunk: usize) {
+                    // SAFETY: the trait's contract.
+                    unsafe { plain_fill::<N>(segment, source, panel, chunk) }
+                }
+
+                unsafe fn plain_tile(
+                    product: &Product,
+                    panel: usize,
+                    tokens: Range<usize>,
+                    segment: &Segment,
+                    chunk: usize,
+                ) -> usize {
+                    // SAFETY: the trait's contract; a tile has no more tokens than remain.
+                    unsafe {
+                        match tokens.len() {
+                            $(n if n >= $pt => plain_tile::<$pt>(product, panel, tokens.start, segment, chunk),)*
+                            _ => 0,
+                        }
+                    }
+                }
+            }
+        };
+    };
+}
+pub(crate) use engine;
+
+/// The largest tile of a falling list, which must end with 1 so that every number of tokens can be made up.
+pub(crate) const fn first(tiles: &[usize]) -> usize {
+    assert!(tiles[tiles.len() - 1] == 1, "a tile of one token is always needed");
+    tiles[0]
+}
+
+/// Computes the rows of `panels` of a product, whatever its type.
+///
+/// # Safety
+/// The machine has the engine's instruction set, `panels` are panels of the matrix, and nothing else accesses their
+/// rows in the output meanwhile.
+pub(crate) unsafe fn matmul<E: Engine>(product: &Product, panels: Range<usize>) {
+    use super::{packed, plain, tile};
+    use crate::quant::WeightType;
+    // SAFETY: as this function's own contract.
+    unsafe {
+        match product.weights.ty() {
+            WeightType::F32 => plain::run::<E, plain::F32>(product, panels),
+            WeightType::F16 => plain::run::<E, plain::F16>(product, panels),
+            WeightType::BF16 => plain::run::<E, plain::Bf16>(product, panels),
+            WeightType::Q4_0 => tile::run::<E, packed::Q4_0>(product, panels),
+            WeightType::Q4_1 => tile::run::<E, packed::Q4_1>(product, panels),
+            WeightType::Q5_0 => tile::run::<E, packed::Q5_0>(product, panels),
+            WeightType::Q5_1 => tile::run::<E, packed::Q5_1>(product, panels),
+            WeightType::Q8_0 => tile::run::<E, packed::Q8_0>(product, panels),
+            WeightType::Q2_K => tile::run::<E, packed::Q2K>(product, panels),
+            WeightType::Q3_K => tile::run::<E, packed::Q3K>(product, panels),
+            WeightType::Q4_K => tile::run::<E, packed::Q4K>(product, panels),
+            WeightType::Q5_K => tile::run::<E, packed::Q5K>(product, panels),
+            WeightType::Q6_K => tile::run::<E, packed::Q6K>(product, panels),
+            WeightType::IQ4_NL => tile::run::<E, packed::Iq4Nl>(product, panels),
+            WeightType::IQ4_XS => tile::run::<E, packed::Iq4Xs>(product, panels),
+            WeightType::MXFP4 => tile::run::<E, packed::Mxfp4>(product, panels),
+        }
+    }
+}

@@ -1,0 +1,426 @@
+//! Unpacks a chunk of each block type to bytes and F32 scales. The meanings are those of `quant/block.rs`, the places
+//! those of `quant/panel.rs`. Next: `tile.rs`.
+
+use super::simd::Simd;
+use crate::quant::{IQ4_VALUES, MXFP4_VALUES, PANEL_ROWS, SUB_COLS, WeightType, head_bytes};
+
+/// Vectors of 4 columns in a sub-block of 32.
+pub(crate) const GROUPS: usize = 8;
+
+/// Bytes from one vector of 4 columns of a panel to the next.
+const GROUP_BYTES: usize = 4 * PANEL_ROWS;
+
+/// Scales and mins of a chunk of 8 sub-blocks, 16 rows each: entry `s` for sub-block s, or `2s + half` for types
+/// whose halves have their own.
+#[repr(C, align(64))]
+pub(crate) struct Scales {
+    pub scale: [[f32; PANEL_ROWS]; 16],
+    pub min: [[f32; PANEL_ROWS]; 16],
+}
+
+impl Scales {
+    pub(crate) const ZERO: Scales = Scales { scale: [[0.0; PANEL_ROWS]; 16], min: [[0.0; PANEL_ROWS]; 16] };
+
+    #[inline(always)]
+    unsafe fn set_scale<S: Simd>(&mut self, i: usize, lane: usize, value: S::Float) {
+        // SAFETY: the caller has the instruction set, and `lane + S::LANES <= 16`.
+        unsafe { S::store_f32(self.scale[i][lane..].as_mut_ptr(), value) }
+    }
+
+    #[inline(always)]
+    unsafe fn set_min<S: Simd>(&mut self, i: usize, lane: usize, value: S::Float) {
+        // SAFETY: as in `set_scale`.
+        unsafe { S::store_f32(self.min[i][lane..].as_mut_ptr(), value) }
+    }
+}
+
+/// How one type's chunks are unpacked.
+///
+/// # Safety
+/// Of all functions: the machine has `S`, `chunk` points to a whole packed chunk of `subs` sub-blocks of this type,
+/// and `lane` is the first row of a vector.
+pub(crate) trait Packed {
+    /// The type.
+    const TYPE: WeightType;
+    /// Whether the two halves of a sub-block have scales (and mins) of their own.
+    const HALVES: bool = false;
+    /// Whether values have a min. Mins of halves are divided by -128, as the sums that they meet are -128 times.
+    const MINS: bool = false;
+    /// Codes are unsigned and this much larger than values; 0 or a power of 2.
+    const OFFSET: u8 = 0;
+    /// Codes are signed bytes.
+    const SIGNED: bool = false;
+    /// Vectors of codes whose products with activations can be summed in 16 bits: the largest power of 2 up to 8
+    /// with `2 * 127 * (largest code) * vectors < 2^15`.
+    const WORD_GROUPS: usize;
+    /// Bytes of a sub-block of 16 rows, its share of the scales included.
+    const SUB_BYTES: usize = PANEL_ROWS * Self::TYPE.block().1 * SUB_COLS / Self::TYPE.block().0;
+    /// Writes the scales and mins of all sub-blocks for a vector of rows.
+    unsafe fn scales<S: Simd>(chunk: *const u8, subs: usize, lane: usize, out: &mut Scales);
+    /// The codes of sub-block `sub < subs`: vector g has columns 4g..4g+4 of the rows.
+    unsafe fn codes<S: Simd>(chunk: *const u8, subs: usize, sub: usize, lane: usize) -> [S::Int; GROUPS];
+}
+
+/// Vector `group` of a field of codes.
+#[inline(always)]
+unsafe fn vector<S: Simd>(field: *const u8, group: usize, lane: usize) -> S::Int {
+    // SAFETY: the caller's field has this vector.
+    unsafe { S::load(field.add(GROUP_BYTES * group + 4 * lane)) }
+}
+
+/// Bytes `(v >> shift) & mask`.
+#[inline(always)]
+unsafe fn bits<S: Simd>(v: S::Int, shift: usize, mask: i8) -> S::Int {
+    // SAFETY: the caller has `S`.
+    unsafe { S::and(S::shr(v, shift), S::splat8(mask)) }
+}
+
+/// `low | (v with bit `from` of each byte moved to bit `to`, & mask)`.
+#[inline(always)]
+unsafe fn or_bits<S: Simd>(low: S::Int, v: S::Int, from: usize, to: usize, mask: i8) -> S::Int {
+    // SAFETY: the caller has `S`.
+    unsafe { S::or_masked(low, S::move_bits(v, from, to), S::splat8(mask)) }
+}
+
+/// The 4-bit codes of a sub-block of 16 bytes a row: low nibbles are columns 0..16, high ones 16..32.
+#[inline(always)]
+unsafe fn nibbles<S: Simd>(body: *const u8, lane: usize) -> [S::Int; GROUPS] {
+    // SAFETY: the caller's field has 4 vectors.
+    unsafe {
+        let mut out = [S::splat8(0); GROUPS];
+        for i in 0..4 {
+            let v = vector::<S>(body, i, lane);
+            out[i] = bits::<S>(v, 0, 15);
+            out[i + 4] = bits::<S>(v, 4, 15);
+        }
+        out
+    }
+}
+
+/// [`nibbles`] that are codes of a table.
+#[inline(always)]
+unsafe fn table_nibbles<S: Simd>(values: &[i8; 16], body: *const u8, lane: usize) -> [S::Int; GROUPS] {
+    // SAFETY: as for `nibbles`.
+    unsafe {
+        let table = S::table(values);
+        let mut codes = nibbles::<S>(body, lane);
+        for code in &mut codes {
+            *code = S::look_up(table, *code);
+        }
+        codes
+    }
+}
+
+/// [`nibbles`] after a field of 4 bytes of transposed fifth bits (Q5_0, Q5_1).
+#[inline(always)]
+unsafe fn five_bits<S: Simd>(body: *const u8, lane: usize) -> [S::Int; GROUPS] {
+    // SAFETY: the caller's body has 1 + 4 vectors.
+    unsafe {
+        let high = vector::<S>(body, 0, lane);
+        let mut codes = nibbles::<S>(body.add(GROUP_BYTES), lane);
+        for (g, code) in codes.iter_mut().enumerate() {
+            *code = or_bits::<S>(*code, high, g, 4, 16);
+        }
+        codes
+    }
+}
+
+/// Codes of which `mask` bits stand at `shift` of the bytes of a field.
+#[inline(always)]
+unsafe fn shifted<S: Simd>(field: *const u8, lane: usize, shift: usize, mask: i8) -> [S::Int; GROUPS] {
+    // SAFETY: the caller's field has 8 vectors.
+    unsafe {
+        let mut codes = [S::splat8(0); GROUPS];
+        for (g, code) in codes.iter_mut().enumerate() {
+            *code = bits::<S>(vector::<S>(field, g, lane), shift, mask);
+        }
+        codes
+    }
+}
+
+/// Adds to codes the bits from `from` on of the bytes of a second field, at `to`.
+#[inline(always)]
+unsafe fn add_bits<S: Simd>(
+    codes: &mut [S::Int; GROUPS],
+    field: *const u8,
+    lane: usize,
+    from: usize,
+    to: usize,
+    mask: i8,
+) {
+    for (g, code) in codes.iter_mut().enumerate() {
+        // SAFETY: the caller's field has 8 vectors.
+        unsafe { *code = or_bits::<S>(*code, vector::<S>(field, g, lane), from, to, mask) };
+    }
+}
+
+/// Start of sub-block `sub` of a type with blocks of 32 columns.
+#[inline(always)]
+unsafe fn body_of<W: Packed>(chunk: *const u8, subs: usize, sub: usize) -> *const u8 {
+    let head = head_bytes(W::TYPE);
+    // SAFETY: within the chunk, by the layout of `quant/panel.rs`.
+    unsafe { chunk.add(PANEL_ROWS * (subs * head + sub * (W::TYPE.block().1 - head))) }
+}
+
+/// Scales, and mins if the type has them, that are one f16 a block of 32 columns.
+#[inline(always)]
+unsafe fn f16_scales<S: Simd, W: Packed>(chunk: *const u8, subs: usize, lane: usize, out: &mut Scales) {
+    for sub in 0..subs {
+        // SAFETY: the head of a chunk begins with 16 f16 for each sub-block, then as many mins.
+        unsafe {
+            out.set_scale::<S>(sub, lane, S::load_f16(chunk.add(2 * (PANEL_ROWS * sub + lane))));
+            if W::MINS {
+                out.set_min::<S>(sub, lane, S::load_f16(chunk.add(2 * (PANEL_ROWS * (subs + sub) + lane))));
+            }
+        }
+    }
+}
+
+/// One number of 8 bits a row, from the field of bytes at `bytes`.
+#[inline(always)]
+unsafe fn byte<S: Simd>(bytes: *const u8, i: usize, lane: usize) -> S::Int {
+    // SAFETY: the caller's field has byte `i` of 16 rows.
+    unsafe { S::load_u8(bytes.add(PANEL_ROWS * i + lane)) }
+}
+
+/// `(v >> shift) & mask` of whole lanes.
+#[inline(always)]
+unsafe fn lane_bits<S: Simd>(v: S::Int, shift: usize, mask: i32) -> S::Int {
+    // SAFETY: the caller has `S`.
+    unsafe { S::and(S::shr(v, shift), S::splat32(mask)) }
+}
+
+/// `d * (low | high << 4 - 32)`: a 6-bit scale in two pieces.
+#[inline(always)]
+unsafe fn six_bit_scale<S: Simd>(d: S::Float, low: S::Int, high: S::Int) -> S::Float {
+    // SAFETY: the caller has `S`.
+    unsafe { S::mul(d, S::to_float(S::sub32(S::or(low, S::shl(high, 4)), S::splat32(32)))) }
+}
+
+/// Scales and mins of Q4_K and Q5_K. Head: d, dmin, then 12 bytes of 6-bit numbers.
+#[inline(always)]
+unsafe fn k4_scales<S: Simd>(chunk: *const u8, lane: usize, out: &mut Scales) {
+    // SAFETY: the head of the caller's chunk has 2 f16 and 12 bytes of 16 rows.
+    unsafe {
+        let d = S::load_f16(chunk.add(2 * lane));
+        let dmin = S::mul(S::load_f16(chunk.add(2 * (PANEL_ROWS + lane))), S::splat_f32(-1.0));
+        let bytes = chunk.add(4 * PANEL_ROWS);
+        for sub in 0..4 {
+            let [a, b, c] =
+                [byte::<S>(bytes, sub, lane), byte::<S>(bytes, sub + 4, lane), byte::<S>(bytes, sub + 8, lane)];
+            let scale_high = S::or(lane_bits::<S>(c, 0, 15), lane_bits::<S>(a, 2, 48));
+            let min_high = S::or(lane_bits::<S>(c, 4, 15), lane_bits::<S>(b, 2, 48));
+            out.set_scale::<S>(sub, lane, S::mul(d, S::to_float(lane_bits::<S>(a, 0, 63))));
+            out.set_min::<S>(sub, lane, S::mul(dmin, S::to_float(lane_bits::<S>(b, 0, 63))));
+            out.set_scale::<S>(sub + 4, lane, S::mul(d, S::to_float(scale_high)));
+            out.set_min::<S>(sub + 4, lane, S::mul(dmin, S::to_float(min_high)));
+        }
+    }
+}
+
+/// Implements [`Packed`]: `Name TYPE, constants, scales: |chunk, subs, lane, out| _, codes: |chunk, subs, sub, lane| _`.
+macro_rules! packed {
+    ($(#[$doc:meta])* $name:ident $ty:ident { $($consts:tt)* }
+     scales: |$c:ident, $n:ident, $l:ident, $out:ident| $scales:expr,
+     codes: |$c2:ident, $n2:ident, $s:ident, $l2:ident| $codes:expr) => {
+        $(#[$doc])*
+        pub(crate) struct $name;
+        impl Packed for $name {
+            const TYPE: WeightType = WeightType::$ty;
+            $($consts)*
+            #[inline(always)]
+            unsafe fn scales<S: Simd>($c: *const u8, $n: usize, $l: usize, $out: &mut Scales) {
+                // SAFETY: the trait's contract; offsets are those of `quant/panel.rs`.
+                unsafe { $scales }
+            }
+            #[inline(always)]
+            unsafe fn codes<S: Simd>($c2: *const u8, $n2: usize, $s: usize, $l2: usize) -> [S::Int; GROUPS] {
+                // SAFETY: the trait's contract; offsets are those of `quant/panel.rs`.
+                unsafe { $codes }
+            }
+        }
+    };
+}
+
+packed! {
+    /// f16 scale; 4-bit codes.
+    Q4_0 Q4_0 { const OFFSET: u8 = 8; const WORD_GROUPS: usize = 8; }
+    scales: |chunk, subs, lane, out| f16_scales::<S, Self>(chunk, subs, lane, out),
+    codes: |chunk, subs, sub, lane| nibbles::<S>(body_of::<Self>(chunk, subs, sub), lane)
+}
+
+packed! {
+    /// f16 scale and min; 4-bit codes.
+    Q4_1 Q4_1 { const MINS: bool = true; const WORD_GROUPS: usize = 8; }
+    scales: |chunk, subs, lane, out| f16_scales::<S, Self>(chunk, subs, lane, out),
+    codes: |chunk, subs, sub, lane| nibbles::<S>(body_of::<Self>(chunk, subs, sub), lane)
+}
+
+packed! {
+    /// f16 scale; 5-bit codes.
+    Q5_0 Q5_0 { const OFFSET: u8 = 16; const WORD_GROUPS: usize = 4; }
+    scales: |chunk, subs, lane, out| f16_scales::<S, Self>(chunk, subs, lane, out),
+    codes: |chunk, subs, sub, lane| five_bits::<S>(body_of::<Self>(chunk, subs, sub), lane)
+}
+
+packed! {
+    /// f16 scale and min; 5-bit codes.
+    Q5_1 Q5_1 { const MINS: bool = true; const WORD_GROUPS: usize = 4; }
+    scales: |chunk, subs, lane, out| f16_scales::<S, Self>(chunk, subs, lane, out),
+    codes: |chunk, subs, sub, lane| five_bits::<S>(body_of::<Self>(chunk, subs, sub), lane)
+}
+
+packed! {
+    /// f16 scale; signed bytes.
+    Q8_0 Q8_0 { const SIGNED: bool = true; const WORD_GROUPS: usize = 1; }
+    scales: |chunk, subs, lane, out| f16_scales::<S, Self>(chunk, subs, lane, out),
+    codes: |chunk, subs, sub, lane| {
+        let body = body_of::<Self>(chunk, subs, sub);
+        let mut codes = [S::splat8(0); GROUPS];
+        for (g, code) in codes.iter_mut().enumerate() {
+            *code = vector::<S>(body, g, lane);
+        }
+        codes
+    }
+}
+
+packed! {
+    /// f16 scale; 4-bit codes of a table.
+    Iq4Nl IQ4_NL { const SIGNED: bool = true; const WORD_GROUPS: usize = 1; }
+    scales: |chunk, subs, lane, out| f16_scales::<S, Self>(chunk, subs, lane, out),
+    codes: |chunk, subs, sub, lane| table_nibbles::<S>(&IQ4_VALUES, body_of::<Self>(chunk, subs, sub), lane)
+}
+
+packed! {
+    /// Exponent byte; 4-bit codes of a table of values up to 12.
+    Mxfp4 MXFP4 { const SIGNED: bool = true; const WORD_GROUPS: usize = 8; }
+    scales: |chunk, subs, lane, out| {
+        for sub in 0..subs {
+            let exponent = byte::<S>(chunk, sub, lane);
+            let normal = S::shl(S::sub32(exponent, S::splat32(1)), 23);
+            let subnormal = S::select_less(exponent, 1, S::splat32(0x0020_0000), S::splat32(0x0040_0000));
+            let half_scale = S::select_less(exponent, 2, subnormal, normal);
+            out.set_scale::<S>(sub, lane, S::float_bits(half_scale));
+        }
+    },
+    codes: |chunk, subs, sub, lane| table_nibbles::<S>(&MXFP4_VALUES, body_of::<Self>(chunk, subs, sub), lane)
+}
+
+packed! {
+    /// 4-bit scales and mins of 16 columns, 2-bit codes. Head: d, dmin, 16 bytes; body: 64 bytes.
+    Q2K Q2_K { const HALVES: bool = true; const MINS: bool = true; const WORD_GROUPS: usize = 8; }
+    scales: |chunk, _subs, lane, out| {
+        let d = S::load_f16(chunk.add(2 * lane));
+        let dmin = S::mul(S::load_f16(chunk.add(2 * (PANEL_ROWS + lane))), S::splat_f32(1.0 / 128.0));
+        for i in 0..16 {
+            let both = byte::<S>(chunk.add(4 * PANEL_ROWS), i, lane);
+            out.set_scale::<S>(i, lane, S::mul(d, S::to_float(lane_bits::<S>(both, 0, 15))));
+            out.set_min::<S>(i, lane, S::mul(dmin, S::to_float(lane_bits::<S>(both, 4, 15))));
+        }
+    },
+    codes: |chunk, _subs, sub, lane| {
+        shifted::<S>(chunk.add(PANEL_ROWS * (20 + 32 * (sub / 4))), lane, 2 * (sub % 4), 3)
+    }
+}
+
+packed! {
+    /// 6-bit scales of 16 columns, 3-bit codes. Head: d, 12 bytes; body: 32 bytes of third bits, 64 bytes.
+    Q3K Q3_K { const HALVES: bool = true; const OFFSET: u8 = 4; const WORD_GROUPS: usize = 8; }
+    scales: |chunk, _subs, lane, out| {
+        let (d, bytes) = (S::load_f16(chunk.add(2 * lane)), chunk.add(2 * PANEL_ROWS));
+        for i in 0..16 {
+            let low = lane_bits::<S>(byte::<S>(bytes, i % 8, lane), 4 * (i / 8), 15);
+            let high = lane_bits::<S>(byte::<S>(bytes, 8 + i % 4, lane), 2 * (i / 4), 3);
+            out.set_scale::<S>(i, lane, six_bit_scale::<S>(d, low, high));
+        }
+    },
+    codes: |chunk, _subs, sub, lane| {
+        let high = chunk.add(PANEL_ROWS * 14);
+        let mut codes = shifted::<S>(high.add(PANEL_ROWS * (32 + 32 * (sub / 4))), lane, 2 * (sub % 4), 3);
+        add_bits::<S>(&mut codes, high, lane, sub, 2, 4);
+        codes
+    }
+}
+
+packed! {
+    /// 6-bit scales and mins, 4-bit codes. Body: 128 bytes.
+    Q4K Q4_K { const MINS: bool = true; const WORD_GROUPS: usize = 8; }
+    scales: |chunk, _subs, lane, out| k4_scales::<S>(chunk, lane, out),
+    codes: |chunk, _subs, sub, lane| {
+        shifted::<S>(chunk.add(PANEL_ROWS * (16 + 32 * (sub / 2))), lane, 4 * (sub % 2), 15)
+    }
+}
+
+packed! {
+    /// As Q4_K with fifth bits. Body: 32 bytes of them, 128 bytes.
+    Q5K Q5_K { const MINS: bool = true; const WORD_GROUPS: usize = 4; }
+    scales: |chunk, _subs, lane, out| k4_scales::<S>(chunk, lane, out),
+    codes: |chunk, _subs, sub, lane| {
+        let high = chunk.add(PANEL_ROWS * 16);
+        let mut codes = shifted::<S>(high.add(PANEL_ROWS * (32 + 32 * (sub / 2))), lane, 4 * (sub % 2), 15);
+        add_bits::<S>(&mut codes, high, lane, sub, 4, 16);
+        codes
+    }
+}
+
+packed! {
+    /// Signed byte scales of 16 columns, 6-bit codes. Head: d, 16 bytes; body: 128 bytes, 64 bytes.
+    Q6K Q6_K { const HALVES: bool = true; const OFFSET: u8 = 32; const WORD_GROUPS: usize = 2; }
+    scales: |chunk, _subs, lane, out| {
+        let (d, bytes) = (S::load_f16(chunk.add(2 * lane)), chunk.add(2 * PANEL_ROWS + lane));
+        for i in 0..16 {
+            let scale = S::load_i8(bytes.add(PANEL_ROWS * i));
+            out.set_scale::<S>(i, lane, S::mul(d, S::to_float(scale)));
+        }
+    },
+    codes: |chunk, _subs, sub, lane| {
+        let (half, quarter) = (sub / 4, sub % 4);
+        let low = chunk.add(PANEL_ROWS * (18 + 64 * half + 32 * (quarter % 2)));
+        let high = chunk.add(PANEL_ROWS * (18 + 128 + 32 * half));
+        let mut codes = shifted::<S>(low, lane, 4 * (quarter / 2), 15);
+        add_bits::<S>(&mut codes, high, lane, 2 * quarter, 4, 48);
+        codes
+    }
+}
+
+packed! {
+    /// 6-bit scales, 4-bit codes of a table. Head: d, 2 bytes of high bits, 4 bytes of low ones; body: 128 bytes.
+    Iq4Xs IQ4_XS { const SIGNED: bool = true; const WORD_GROUPS: usize = 1; }
+    scales: |chunk, _subs, lane, out| {
+        let (d, bytes) = (S::load_f16(chunk.add(2 * lane)), chunk.add(2 * PANEL_ROWS));
+        for sub in 0..8 {
+            let low = lane_bits::<S>(byte::<S>(bytes, 2 + sub / 2, lane), 4 * (sub % 2), 15);
+            let high = lane_bits::<S>(byte::<S>(bytes, sub / 4, lane), 2 * (sub % 4), 3);
+            out.set_scale::<S>(sub, lane, six_bit_scale::<S>(d, low, high));
+        }
+    },
+    codes: |chunk, _subs, sub, lane| table_nibbles::<S>(&IQ4_VALUES, chunk.add(PANEL_ROWS * (8 + 16 * sub)), lane)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn check<W: Packed>(largest_code: usize) {
+        let fits = |groups: usize| 2 * 127 * largest_code * groups < 1 << 15;
+        assert!(fits(W::WORD_GROUPS), "{}", W::TYPE);
+        assert!(W::WORD_GROUPS == GROUPS || !fits(2 * W::WORD_GROUPS), "{}", W::TYPE);
+    }
+
+    #[test]
+    fn sums_of_words_cannot_overflow() {
+        check::<Q4_0>(15);
+        check::<Q4_1>(15);
+        check::<Q5_0>(31);
+        check::<Q5_1>(31);
+        check::<Q8_0>(128);
+        check::<Iq4Nl>(127);
+        check::<Mxfp4>(12);
+        check::<Q2K>(3);
+        check::<Q3K>(7);
+        check::<Q4K>(15);
+        check::<Q5K>(31);
+        check::<Q6K>(63);
+        check::<Iq4Xs>(127);
+    }
+}

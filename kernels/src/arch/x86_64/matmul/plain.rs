@@ -1,0 +1,251 @@
+//! F32, F16 and BF16 weights with F32 activations: four interleaved chains a segment, see `cpu/matmul/matrix.rs`.
+//! Next: `engine.rs`.
+
+use std::ops::Range;
+
+use super::engine::Engine;
+use super::simd::Simd;
+use super::tile::{Acts, BLOCK_TOKENS, Sums, Tile, prefetch};
+use crate::cpu::matmul::{PLAIN_CHAINS, PLAIN_SEGMENT_COLS, Product, Source};
+use crate::quant::{CHUNK_COLS, PANEL_ROWS};
+
+const _: () = assert!(PLAIN_SEGMENT_COLS == CHUNK_COLS && PLAIN_CHAINS == 4);
+
+/// How a number is read.
+///
+/// # Safety
+/// The machine has `S`; `at` points to `S::LANES` readable numbers of the type.
+pub(crate) trait Number {
+    /// Bytes of a number.
+    const BYTES: usize;
+    unsafe fn load<S: Simd>(at: *const u8) -> S::Float;
+}
+
+macro_rules! number {
+    ($name:ident $bytes:literal, |$at:ident| $load:expr) => {
+        pub(crate) struct $name;
+        impl Number for $name {
+            const BYTES: usize = $bytes;
+            #[inline(always)]
+            unsafe fn load<S: Simd>($at: *const u8) -> S::Float {
+                // SAFETY: the trait's contract.
+                unsafe { $load }
+            }
+        }
+    };
+}
+
+number!(F32 4, |at| S::load_f32(at.cast()));
+number!(F16 2, |at| S::load_f16(at));
+number!(Bf16 2, |at| S::float_bits(S::load_high_u16(at)));
+
+/// Computes the rows of `panels`. The entry of this file.
+///
+/// # Safety
+/// As `matmul` of the engine's module.
+pub(crate) unsafe fn run<E: Engine, N: Number>(product: &Product, panels: Range<usize>) {
+    // SAFETY: the caller's contract; tiles cover 0..n_tokens.
+    unsafe {
+        if product.n_tokens > E::PLAIN_DIRECT_TOKENS {
+            return blocked::<E, N>(product, panels);
+        }
+        for panel in panels {
+            let mut token = 0;
+            while token < product.n_tokens {
+                token += E::plain_direct::<N>(product, panel, token);
+            }
+        }
+    }
+}
+
+/// The sum of a segment's chains.
+#[inline(always)]
+unsafe fn fold<S: Simd>(chains: [S::Float; PLAIN_CHAINS]) -> S::Float {
+    // SAFETY: the caller has `S`.
+    unsafe { S::add(S::add(chains[0], chains[1]), S::add(chains[2], chains[3])) }
+}
+
+/// `T` tokens from `token` on, weights converted in registers, for the `P` vectors of a panel. Returns `T`.
+///
+/// # Safety
+/// As [`run`]; `T` tokens exist from `token` on.
+#[inline(always)]
+pub(crate) unsafe fn direct<S: Simd, N: Number, const T: usize, const P: usize>(
+    product: &Product,
+    panel: usize,
+    token: usize,
+) -> usize {
+    let source = Source::new(&product.weights);
+    let mut buffer = None;
+    // SAFETY: the caller's contract; columns are those of the matrix.
+    unsafe {
+        let tile = Tile::new(product, panel, token);
+        let mut acc = [[S::zero(); T]; P];
+        for chunk in 0..source.chunks() {
+            let cols = source.chunk_cols(chunk);
+            let weights = source.chunk(panel, chunk, &mut buffer).as_ptr();
+            let sums = segment::<S, N, T, P>(weights, cols, Acts::new(&tile, 4 * chunk * CHUNK_COLS));
+            for (acc, sums) in acc.iter_mut().zip(&sums) {
+                for (acc, sum) in acc.iter_mut().zip(sums) {
+                    *acc = S::add(*acc, *sum);
+                }
+            }
+        }
+        tile.store::<S, T, P>(&acc, Sums::Finished);
+    }
+    T
+}
+
+/// A segment's sums for `T` tokens.
+#[inline(always)]
+unsafe fn segment<S: Simd, N: Number, const T: usize, const P: usize>(
+    weights: *const u8,
+    cols: usize,
+    mut acts: Acts<T>,
+) -> [[S::Float; T]; P] {
+    // SAFETY: the columns exist in the segment and in the activations of `T` tokens.
+    unsafe {
+        let mut chains = [[[S::zero(); T]; P]; PLAIN_CHAINS];
+        let column = |col: usize| weights.wrapping_add(col * N::BYTES * PANEL_ROWS);
+        for first in (0..cols / PLAIN_CHAINS * PLAIN_CHAINS).step_by(PLAIN_CHAINS) {
+            prefetch::<S>(column(first), PLAIN_CHAINS * N::BYTES * PANEL_ROWS);
+            for (i, chain) in chains.iter_mut().enumerate() {
+                add_column::<S, N, T, P>(chain, column(first + i), &acts, i);
+            }
+            acts.advance(4 * PLAIN_CHAINS);
+        }
+        for i in 0..cols % PLAIN_CHAINS {
+            add_column::<S, N, T, P>(&mut chains[i], column(cols / PLAIN_CHAINS * PLAIN_CHAINS + i), &acts, i);
+        }
+        let mut sums = [[S::zero(); T]; P];
+        for (part, sums) in sums.iter_mut().enumerate() {
+            for (t, sum) in sums.iter_mut().enumerate() {
+                *sum = fold::<S>([chains[0][part][t], chains[1][part][t], chains[2][part][t], chains[3][part][t]]);
+            }
+        }
+        sums
+    }
+}
+
+/// Adds a column to one chain of each token; `i` is the column's place after `acts`.
+#[inline(always)]
+unsafe fn add_column<S: Simd, N: Number, const T: usize, const P: usize>(
+    chain: &mut [[S::Float; T]; P],
+    column: *const u8,
+    acts: &Acts<T>,
+    i: usize,
+) {
+    // SAFETY: the column exists in the segment and in the activations of `T` tokens.
+    unsafe {
+        for (part, chain) in chain.iter_mut().enumerate() {
+            let weight = N::load::<S>(column.add(part * S::LANES * N::BYTES));
+            for (sum, act) in chain.iter_mut().zip(acts.0) {
+                *sum = S::fma(weight, S::broadcast_f32(act.add(4 * i)), *sum);
+            }
+        }
+    }
+}
+
+/// A segment of one panel as F32: chain by chain, the columns of each.
+#[repr(C, align(64))]
+pub(crate) struct Segment {
+    columns: [[f32; PANEL_ROWS]; PLAIN_SEGMENT_COLS],
+    cols: usize,
+}
+
+impl Segment {
+    const fn new() -> Segment {
+        Segment { columns: [[0.0; PANEL_ROWS]; PLAIN_SEGMENT_COLS], cols: 0 }
+    }
+
+    /// # Safety
+    /// As [`run`]; the chunk exists.
+    #[inline(always)]
+    pub(crate) unsafe fn fill<S: Simd, N: Number>(&mut self, source: &Source, panel: usize, chunk: usize) {
+        let mut buffer = None;
+        self.cols = source.chunk_cols(chunk);
+        let weights = source.chunk(panel, chunk, &mut buffer).as_ptr();
+        for (col, out) in self.columns[..self.cols].iter_mut().enumerate() {
+            for lane in (0..PANEL_ROWS).step_by(S::LANES) {
+                // SAFETY: the chunk has `cols` columns of 16 rows.
+                unsafe {
+                    let value = N::load::<S>(weights.add((col * PANEL_ROWS + lane) * N::BYTES));
+                    S::store_f32(out.as_mut_ptr().add(lane), value);
+                }
+            }
+        }
+    }
+}
+
+/// Many tokens: blocks of tokens, segments, panels, tiles, from the outside in.
+///
+/// # Safety
+/// As [`run`].
+unsafe fn blocked<E: Engine, N: Number>(product: &Product, panels: Range<usize>) {
+    let source = Source::new(&product.weights);
+    let mut segment = Segment::new();
+    for first in (0..product.n_tokens).step_by(BLOCK_TOKENS) {
+        let tokens = first..product.n_tokens.min(first + BLOCK_TOKENS);
+        for chunk in 0..source.chunks() {
+            for panel in panels.clone() {
+                // SAFETY: the caller's contract; tiles cover `tokens`.
+                unsafe {
+                    E::plain_fill::<N>(&mut segment, &source, panel, chunk);
+                    let mut token = tokens.start;
+                    while token < tokens.end {
+                        token += E::plain_tile(product, panel, token..tokens.end, &segment, chunk);
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// `T` tokens with a converted segment; the sums so far wait in the output. Returns `T`.
+///
+/// # Safety
+/// As [`run`]; `T` tokens exist from `token` on; `segment` holds `chunk` of `panel`.
+#[inline(always)]
+pub(crate) unsafe fn tile<S: Simd, const T: usize, const P: usize>(
+    product: &Product,
+    panel: usize,
+    token: usize,
+    segment: &Segment,
+    chunk: usize,
+) -> usize {
+    // SAFETY: the caller's contract.
+    unsafe {
+        let tile = Tile::new(product, panel, token);
+        let mut chains = [[[S::zero(); T]; P]; PLAIN_CHAINS];
+        for (i, sums) in chains.iter_mut().enumerate() {
+            *sums = chain::<S, T, P>(segment, i, Acts::new(&tile, 4 * (chunk * CHUNK_COLS + i)));
+        }
+        let mut acc = if chunk == 0 { [[S::zero(); T]; P] } else { tile.load::<S, T, P>() };
+        for (part, acc) in acc.iter_mut().enumerate() {
+            for (t, acc) in acc.iter_mut().enumerate() {
+                let sum = fold::<S>([chains[0][part][t], chains[1][part][t], chains[2][part][t], chains[3][part][t]]);
+                *acc = S::add(*acc, sum);
+            }
+        }
+        tile.store::<S, T, P>(&acc, Sums::after(chunk + 1, &Source::new(&product.weights)));
+    }
+    T
+}
+
+/// Chain `i` of a segment for `T` tokens.
+#[inline(always)]
+unsafe fn chain<S: Simd, const T: usize, const P: usize>(
+    segment: &Segment,
+    i: usize,
+    mut acts: Acts<T>,
+) -> [[S::Float; T]; P] {
+    // SAFETY: the columns exist in the activations of `T` tokens.
+    unsafe {
+        let mut sums = [[S::zero(); T]; P];
+        for column in segment.columns[..segment.cols].iter().skip(i).step_by(PLAIN_CHAINS) {
+            add_column::<S, F32, T, P>(&mut sums, column.as_ptr().cast(), &acts, 0);
+            acts.advance(4 * PLAIN_CHAINS);
+        }
+        sums
+    }
+}

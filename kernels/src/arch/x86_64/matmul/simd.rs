@@ -1,0 +1,117 @@
+//! The vector operations that products are made of. Next: `packed.rs`.
+
+use super::packed::{GROUPS, Packed};
+
+/// Which columns of a sub-block an integer dot product takes; the start value that undoes a bias depends on it.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Span {
+    /// All 32.
+    Whole,
+    /// 0..16.
+    Low,
+    /// 16..32.
+    High,
+}
+
+impl Span {
+    /// Vectors of 4 columns.
+    #[inline(always)]
+    pub(crate) const fn groups(self) -> std::ops::Range<usize> {
+        match self {
+            Span::Whole => 0..GROUPS,
+            Span::Low => 0..GROUPS / 2,
+            Span::High => GROUPS / 2..GROUPS,
+        }
+    }
+}
+
+/// Vectors of one instruction set; a lane is 32 bits and belongs to one row.
+///
+/// # Safety
+/// Of all functions: the machine has the instruction set, and pointers reach as far as each function says. Functions
+/// are `#[inline(always)]` and must end up in one with the right `#[target_feature]`.
+pub(crate) trait Simd: Copy {
+    /// Integers: 4 bytes, 2 words or one number a lane.
+    type Int: Copy;
+    /// One number a lane.
+    type Float: Copy;
+    /// Rows of a vector.
+    const LANES: usize;
+
+    /// `LANES * 4` bytes.
+    unsafe fn load(at: *const u8) -> Self::Int;
+    unsafe fn splat8(value: i8) -> Self::Int;
+    unsafe fn splat32(value: i32) -> Self::Int;
+    /// 16 bytes, repeated.
+    unsafe fn table(values: &[i8; 16]) -> Self::Int;
+    unsafe fn and(a: Self::Int, b: Self::Int) -> Self::Int;
+    unsafe fn or(a: Self::Int, b: Self::Int) -> Self::Int;
+    /// `a | (b & mask)`.
+    unsafe fn or_masked(a: Self::Int, b: Self::Int, mask: Self::Int) -> Self::Int;
+    unsafe fn sub32(a: Self::Int, b: Self::Int) -> Self::Int;
+    /// Lanes shifted right, zeros from the left.
+    unsafe fn shr(v: Self::Int, count: usize) -> Self::Int;
+    /// Lanes shifted left.
+    unsafe fn shl(v: Self::Int, count: usize) -> Self::Int;
+    /// Lanes moved so that bit `from` comes to bit `to`; what falls in from either end is undefined.
+    unsafe fn move_bits(v: Self::Int, from: usize, to: usize) -> Self::Int;
+    /// Each byte replaced by the table's value; bytes are 0..16.
+    unsafe fn look_up(table: Self::Int, bytes: Self::Int) -> Self::Int;
+    /// Lanes of `a` where `v < bound`, else of `b`.
+    unsafe fn select_less(v: Self::Int, bound: i32, a: Self::Int, b: Self::Int) -> Self::Int;
+    /// The broadcast of 4 bytes.
+    unsafe fn broadcast32(at: *const u8) -> Self::Int;
+    /// `LANES` unsigned bytes, one a lane.
+    unsafe fn load_u8(at: *const u8) -> Self::Int;
+    /// `LANES` signed bytes, one a lane.
+    unsafe fn load_i8(at: *const u8) -> Self::Int;
+    /// `LANES` 16-bit numbers, one in the upper half of each lane.
+    unsafe fn load_high_u16(at: *const u8) -> Self::Int;
+
+    unsafe fn to_float(v: Self::Int) -> Self::Float;
+    unsafe fn float_bits(v: Self::Int) -> Self::Float;
+    unsafe fn zero() -> Self::Float;
+    /// `LANES` half-precision numbers.
+    unsafe fn load_f16(at: *const u8) -> Self::Float;
+    /// `LANES` numbers.
+    unsafe fn load_f32(at: *const f32) -> Self::Float;
+    /// `LANES` numbers.
+    unsafe fn store_f32(at: *mut f32, v: Self::Float);
+    /// The first `rows` numbers, 0 in the other lanes; nothing beyond them is read.
+    unsafe fn load_rows(at: *const f32, rows: usize) -> Self::Float;
+    /// The first `rows` lanes; nothing beyond them is written.
+    unsafe fn store_rows(at: *mut f32, v: Self::Float, rows: usize);
+    /// The broadcast of one number.
+    unsafe fn broadcast_f32(at: *const u8) -> Self::Float;
+    unsafe fn splat_f32(value: f32) -> Self::Float;
+    unsafe fn add(a: Self::Float, b: Self::Float) -> Self::Float;
+    unsafe fn mul(a: Self::Float, b: Self::Float) -> Self::Float;
+    /// `a * b + c`, rounded once.
+    unsafe fn fma(a: Self::Float, b: Self::Float, c: Self::Float) -> Self::Float;
+    unsafe fn prefetch(at: *const u8);
+
+    /// Brings codes of a type (see [`Packed`]) into the form that [`Simd::dots`] wants.
+    unsafe fn dot_form<W: Packed>(codes: Self::Int) -> Self::Int;
+    /// Exact dot products of a span of a sub-block's values with `T` tokens' activations (see `cpu/matmul/act.rs`).
+    unsafe fn dots<W: Packed, const T: usize>(
+        span: Span,
+        quants: &[Self::Int; GROUPS],
+        acts: &[*const u8; T],
+    ) -> [Self::Int; T];
+}
+
+/// What a dot product starts from when 128 was added to the values: -128 times the sum of the span's activations.
+///
+/// # Safety
+/// The machine has `S`; `act` points to a block of activations.
+#[inline(always)]
+pub(crate) unsafe fn start_value<S: Simd>(span: Span, act: *const u8) -> S::Int {
+    // SAFETY: the block has the sums of all and of the first half.
+    unsafe {
+        match span {
+            Span::Whole => S::broadcast32(act.add(40)),
+            Span::Low => S::broadcast32(act.add(44)),
+            Span::High => S::sub32(S::broadcast32(act.add(40)), S::broadcast32(act.add(44))),
+        }
+    }
+}
