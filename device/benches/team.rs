@@ -1,4 +1,5 @@
-//! What the thread team costs: barrier, wake-up, and a decode-like load alone and beside busy loops on every core.
+//! What the thread team costs: barrier, wake-up, and a decode-like load alone and beside busy loops of the same priority:
+//! one on every core, and on 10 of 16 cores, pinned there or free.
 //!
 //! `cargo bench -p device --bench team` prints medians of alternated runs. Run as a test (without `--bench`) it does the
 //! same with tiny sizes and judges nothing but that it ends: time is never a test here.
@@ -7,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use device::team::{Pinning, Team, TeamConfig};
-use device::topology::Topology;
+use device::topology::{CpuId, Topology};
 
 /// Sizes of the real and of the tiny run.
 struct Sizes {
@@ -19,20 +20,40 @@ struct Sizes {
 fn main() {
     let real = std::env::args().any(|argument| argument == "--bench");
     let sizes = if real {
-        Sizes { barriers: 20_000, seconds: 1.0, repeats: 5 }
+        Sizes { barriers: 20_000, seconds: 0.3, repeats: 3 }
     } else {
         Sizes { barriers: 200, seconds: 0.01, repeats: 1 }
     };
     let topology = Topology::of_this_process().expect("the machine's topology is readable");
     let cores = topology.threads_at_most();
-    let mut threads = 1;
-    while threads <= cores {
+    let mut counts = vec![1, 2, cores * 6 / 16, cores];
+    counts.retain(|&threads| (1..=cores).contains(&threads));
+    counts.dedup();
+    for threads in counts {
         let mut team = Team::new(TeamConfig::on_cores(&topology, threads)).expect("a team on the cores");
         println!("threads {threads:3}: barrier {:7.3} us", barrier_us(&mut team, sizes.barriers));
         println!("threads {threads:3}: wake-up {:7.3} us", wake_up_us(&mut team, 50));
-        compare_loaded(&mut team, &topology, &sizes);
-        threads = if threads == cores { cores + 1 } else { (threads * 2).min(cores) };
+        for crowd in crowds(&topology) {
+            compare_loaded(&mut team, &crowd, &sizes);
+        }
     }
+}
+
+/// Busy loops: a name, and where each may run.
+struct Crowd {
+    name: &'static str,
+    places: Vec<Vec<CpuId>>,
+}
+
+fn crowds(topology: &Topology) -> Vec<Crowd> {
+    let cpus = topology.team_cpus();
+    let few = (cpus.len() * 10 / 16).max(1);
+    let pinned = |cpus: &[CpuId]| cpus.iter().map(|&cpu| vec![cpu]).collect();
+    vec![
+        Crowd { name: "one per core", places: pinned(&cpus) },
+        Crowd { name: "10 of 16 cores", places: pinned(&cpus[..few]) },
+        Crowd { name: "10 of 16, free", places: vec![cpus.clone(); few] },
+    ]
 }
 
 /// Median time of one barrier, over batches of 100.
@@ -66,21 +87,21 @@ fn wake_up_us(team: &mut Team, rounds: usize) -> f64 {
     median(times.collect())
 }
 
-fn compare_loaded(team: &mut Team, topology: &Topology, sizes: &Sizes) {
+fn compare_loaded(team: &mut Team, crowd: &Crowd, sizes: &Sizes) {
     for step_us in [20.0, 100.0, 1000.0] {
-        let (mut alone, mut beside) = (Vec::new(), Vec::new());
+        let (mut alone, mut ratios) = (Vec::new(), Vec::new());
         for _ in 0..sizes.repeats {
-            alone.push(steps_per_second(team, step_us, sizes.seconds));
-            let hogs = Hogs::start(topology);
-            beside.push(steps_per_second(team, step_us, sizes.seconds));
+            let speed = steps_per_second(team, step_us, sizes.seconds);
+            let hogs = Hogs::start(crowd);
+            ratios.push(steps_per_second(team, step_us, 3.0 * sizes.seconds) / speed);
             drop(hogs);
+            alone.push(speed);
         }
-        let ratios = alone.iter().zip(&beside).map(|(alone, beside)| beside / alone).collect();
         println!(
-            "threads {:3}: steps of {step_us:6.0} us: {:8.0}/s alone, {:8.0}/s beside busy loops: ratio {:.3}",
+            "threads {:3}: steps of {step_us:4.0} us: {:8.0}/s alone, kept beside busy loops ({}): {:.3}",
             team.threads(),
             median(alone),
-            median(beside),
+            crowd.name,
             median(ratios)
         );
     }
@@ -124,19 +145,19 @@ fn iterations_per_us() -> f64 {
     })
 }
 
-/// One busy loop per core, at the same priority, until dropped.
+/// Busy loops until dropped.
 struct Hogs {
     stop: std::sync::Arc<AtomicBool>,
     threads: Vec<std::thread::JoinHandle<()>>,
 }
 
 impl Hogs {
-    fn start(topology: &Topology) -> Self {
+    fn start(crowd: &Crowd) -> Self {
         let stop = std::sync::Arc::new(AtomicBool::new(false));
-        let threads = topology.team_cpus().into_iter().map(|cpu| {
+        let threads = crowd.places.iter().cloned().map(|cpus| {
             let stop = std::sync::Arc::clone(&stop);
             std::thread::spawn(move || {
-                device::team::pin_this_thread(&Pinning::Cpus(vec![cpu]));
+                device::team::pin_this_thread(&Pinning::Cpus(cpus));
                 while !stop.load(Relaxed) {
                     std::hint::black_box(0);
                 }

@@ -36,6 +36,19 @@ fn every_worker_runs_once_per_round_and_may_borrow() {
 }
 
 #[test]
+fn rousing_runs_nothing() {
+    check_teams(|team| {
+        let ran = AtomicU32::new(0);
+        for round in 1..20 {
+            (0..round % 3).for_each(|_| team.rouse());
+            team.run(|_| _ = ran.fetch_add(1, Relaxed)).unwrap();
+            assert_eq!(ran.load(Relaxed) as usize, round * team.threads());
+        }
+        team.rouse();
+    });
+}
+
+#[test]
 fn a_barrier_shows_every_worker_what_the_others_wrote() {
     check_teams(|team| {
         let sums: Vec<AtomicU64> = (0..team.threads()).map(|_| AtomicU64::new(0)).collect();

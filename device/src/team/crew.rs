@@ -16,8 +16,12 @@ use super::worker::Worker;
 use crate::DeviceError;
 use crate::sync::{AtomicU32, CachePadded, Ordering, SharedCell};
 
-/// Bits of the `go` and `absent` words above the sleep bit.
+/// The unit of the `absent` word, above the sleep bit.
 const ONE: u32 = 2;
+
+/// Bits of the `go` word above the sleep bit: one that flips to get a sleeper spinning, and the count of rounds.
+const ROUSE: u32 = 2;
+const ROUND_ONE: u32 = 4;
 
 /// A closure of the caller with its lifetime erased; valid while its round lasts.
 #[derive(Clone, Copy)]
@@ -111,7 +115,14 @@ impl Crew {
         // SAFETY: no worker is in a round, so none reads the orders; only the caller writes them.
         self.orders.with_mut(|slot| unsafe { *slot = orders });
         for go in &self.go[1..orders.count as usize] {
-            go.publish(|word| word.wrapping_add(ONE));
+            go.publish(|word| word.wrapping_add(ROUND_ONE));
+        }
+    }
+
+    /// Gets sleeping workers below `count` to spin again. Orders are not touched: a roused worker does not look at them.
+    pub fn rouse(&self, count: u32) {
+        for go in &self.go[1..count as usize] {
+            go.publish_to_sleepers(|word| word ^ ROUSE);
         }
     }
 
@@ -120,7 +131,12 @@ impl Crew {
         let mut last = 0;
         loop {
             let spin_ns = self.spin_ns.load(Ordering::Relaxed);
-            last = self.go[index].wait_until(spin_ns, |word| word != last);
+            let word = self.go[index].wait_until(spin_ns, |word| word != last);
+            let roused_only = (word ^ last) == ROUSE;
+            last = word;
+            if roused_only {
+                continue;
+            }
             // SAFETY: the caller published `go` after it wrote the orders and writes again only after this worker left.
             let orders = self.orders.with(|slot| unsafe { *slot });
             if orders.job.is_none() {

@@ -50,6 +50,13 @@ impl WaitWord {
         }
     }
 
+    /// Publishes `next(bits)` only if somebody sleeps.
+    pub fn publish_to_sleepers(&self, next: impl Fn(u32) -> u32) {
+        if self.0.word().load(Ordering::Relaxed) & SLEEP != 0 {
+            self.publish(next);
+        }
+    }
+
     /// Waits until `ready(bits)`; returns those bits. Spins up to `spin_ns`, then sleeps.
     pub fn wait_until(&self, spin_ns: u32, ready: impl Fn(u32) -> bool) -> u32 {
         let mut bits = 0;
