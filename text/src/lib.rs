@@ -7,6 +7,8 @@
 
 pub mod channels;
 pub mod error;
+#[doc(hidden)]
+pub mod oracle;
 pub mod sampler;
 pub mod stream;
 pub mod template;

