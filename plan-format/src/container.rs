@@ -13,7 +13,8 @@
 //! ```
 //!
 //! An entry of the table: name (8, zero-padded ASCII), section version (4), CRC-32 of the bytes (4), offset (8), length
-//! (8). All numbers are little-endian. Every byte of a file is covered: by a checksum, or it is padding and must be zero.
+//! (8). All numbers are little-endian. Every byte of a file is covered: by a checksum, or it is padding and must be
+//! zero.
 
 use crate::error::{Error, Result};
 

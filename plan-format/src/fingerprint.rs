@@ -4,9 +4,9 @@
 //! the BLAKE3 of samples of every tensor: its first, middle and last [`SAMPLE_BYTES`], or all of it if that is no more
 //! than three samples. It costs one pass over 12 KiB a tensor instead of the whole file.
 //!
-//! **What it misses**: bytes changed only between the samples, that is a tensor edited in part. Other weights of the same
-//! shape (another fine-tune, another quantisation) differ everywhere and are caught; a bit that rotted on disk mostly is
-//! not. `ats-run verify --full-hash` reads everything.
+//! **What it misses**: bytes changed only between the samples, that is a tensor edited in part. Other weights of the
+//! same shape (another fine-tune, another quantisation) differ everywhere and are caught; a bit that rotted on disk
+//! mostly is not. `ats-run verify --full-hash` reads everything.
 //!
 //! Pure: headers and samples are bytes of a model that somebody else opened. Next: `find.rs`.
 

@@ -2,8 +2,8 @@
 //! container that holds them.
 //!
 //! This crate does no I/O beyond bytes: it neither opens files nor reads clocks. It knows operators, not families.
-//! Start with [`program`], then [`schedule`], then [`artifact`] (everything one file holds), [`sections`] (its bytes) and
-//! [`verify`].
+//! Start with [`program`], then [`schedule`], then [`artifact`] (everything one file holds), [`sections`] (its bytes)
+//! and [`verify`].
 
 pub mod arena;
 pub mod artifact;

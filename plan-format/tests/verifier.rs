@@ -93,138 +93,41 @@ fn columns_are_written_once_and_before_they_are_read() {
     program(|p| p.values.push(Value { name: "spare".into(), ..p.values[0].clone() }), &["values[14]", "spare"]);
 }
 
+/// Changes fields of one operator of the example.
+macro_rules! operator {
+    ($index:literal, $variant:ident { $($field:ident),+ } => $change:expr, $expected:expr) => {
+        program(
+            |p| match &mut p.ops[$index].kind {
+                OpKind::$variant { $($field),+, .. } => $change,
+                other => panic!("{}", other.name()),
+            },
+            $expected,
+        )
+    };
+}
+
 #[test]
 fn operands_fit_their_operators() {
-    let change = |p: &mut Program, op: usize, with: &dyn Fn(&mut OpKind)| with(&mut p.ops[op].kind);
-    let on = |op: usize, with: &dyn Fn(&mut OpKind), expected: &[&str]| program(|p| change(p, op, with), expected);
-    on(0, &|k| set_out(k, |v| v.value = ValueId(99)), &["ops[0] (embed)", "value 99 of 14"]);
-    on(0, &|k| set_out(k, |v| v.cols = 31), &["ops[0]", "dimensions [32, 96, 1, 1]"]);
-    on(
-        1,
-        &|k| {
-            if let OpKind::RmsNorm { group, .. } = k {
-                *group = 5
-            }
-        },
-        &["ops[1] (rms_norm)", "groups of 5"],
-    );
-    on(
-        1,
-        &|k| {
-            if let OpKind::RmsNorm { eps, .. } = k {
-                *eps = f32::NAN
-            }
-        },
-        &["ops[1]", "eps is NaN"],
-    );
-    on(
-        2,
-        &|k| {
-            if let OpKind::MatMul { parts, .. } = k {
-                parts.clear()
-            }
-        },
-        &["ops[2] (mat_mul)", "no products"],
-    );
-    on(
-        2,
-        &|k| {
-            if let OpKind::MatMul { parts, .. } = k {
-                parts[0].weight = WeightId(1)
-            }
-        },
-        &["ops[2]", "parts[0]"],
-    );
-    on(
-        3,
-        &|k| {
-            if let OpKind::Rope { rope, .. } = k {
-                *rope = RopeId(1)
-            }
-        },
-        &["ops[3] (rope)", "rope 1 of 1"],
-    );
-    on(
-        3,
-        &|k| {
-            if let OpKind::Rope { head_cols, heads, .. } = k {
-                (*head_cols, *heads) = (8, 4)
-            }
-        },
-        &["rotates 16 of 8"],
-    );
-    on(
-        5,
-        &|k| {
-            if let OpKind::StoreKv { v, .. } = k {
-                *v = None
-            }
-        },
-        &["ops[5] (store_kv)", "v has 0 columns, expected 16"],
-    );
-    on(6, &|k| with_attention(k, |a| a.kv_heads = 0), &["ops[6] (attention)", "0 kv heads"]);
-    on(6, &|k| with_attention(k, |a| a.mask = Mask::Causal), &["ops[6]", "keeps Some(128)"]);
-    on(6, &|k| with_attention(k, |a| a.scale = 0.0), &["ops[6]", "scale is 0"]);
-    on(6, &|k| with_attention(k, |a| a.sinks = Some(WeightId(1))), &["ops[6]", "attn_norm.weight"]);
-    on(
-        9,
-        &|k| {
-            if let OpKind::Router { router, .. } = k {
-                router.chosen = 5
-            }
-        },
-        &["ops[9] (router)", "chooses 5 of 4"],
-    );
-    on(
-        9,
-        &|k| {
-            if let OpKind::Router { weights, ids, .. } = k {
-                std::mem::swap(weights, ids)
-            }
-        },
-        &["ops[9]", "is F32, expected I32"],
-    );
-    on(
-        10,
-        &|k| {
-            if let OpKind::ExpertMatMul { chosen, .. } = k {
-                *chosen = 3
-            }
-        },
-        &["ops[10] (expert_mat_mul)"],
-    );
-    on(
-        10,
-        &|k| {
-            if let OpKind::ExpertMatMul { input, .. } = k {
-                *input = ExpertInput::PerExpert
-            }
-        },
-        &["ops[10]", "parts[0]"],
-    );
-    on(
-        11,
-        &|k| {
-            if let OpKind::ExpertSum { chosen, .. } = k {
-                *chosen = 4
-            }
-        },
-        &["ops[11] (expert_sum)", "expected 4 x 32"],
-    );
+    operator!(0, Embed { out } => out.value = ValueId(99), &["ops[0] (embed)", "value 99 of 14"]);
+    operator!(0, Embed { out } => out.cols = 31, &["ops[0]", "dimensions [32, 96, 1, 1]"]);
+    operator!(1, RmsNorm { group } => *group = 5, &["ops[1] (rms_norm)", "groups of 5"]);
+    operator!(1, RmsNorm { eps } => *eps = f32::NAN, &["ops[1]", "eps is NaN"]);
+    operator!(2, MatMul { parts } => parts.clear(), &["ops[2] (mat_mul)", "no products"]);
+    operator!(2, MatMul { parts } => parts[0].weight = WeightId(1), &["ops[2]", "parts[0]"]);
+    operator!(3, Rope { rope } => *rope = RopeId(1), &["ops[3] (rope)", "rope 1 of 1"]);
+    operator!(3, Rope { heads, head_cols } => (*heads, *head_cols) = (4, 8), &["rotates 16 of 8"]);
+    operator!(5, StoreKv { v } => *v = None, &["ops[5] (store_kv)", "v has 0 columns, expected 16"]);
+    operator!(6, Attention { attention } => attention.kv_heads = 0, &["ops[6] (attention)", "0 kv heads"]);
+    operator!(6, Attention { attention } => attention.mask = Mask::Causal, &["ops[6]", "keeps Some(128)"]);
+    operator!(6, Attention { attention } => attention.scale = 0.0, &["ops[6]", "scale is 0"]);
+    operator!(6, Attention { attention } => attention.sinks = Some(WeightId(1)), &["ops[6]", "attn_norm.weight"]);
+    operator!(9, Router { router } => router.chosen = 5, &["ops[9] (router)", "chooses 5 of 4"]);
+    operator!(9, Router { ids, weights } => std::mem::swap(ids, weights), &["ops[9]", "is F32, expected I32"]);
+    operator!(10, ExpertMatMul { chosen } => *chosen = 3, &["ops[10] (expert_mat_mul)"]);
+    operator!(10, ExpertMatMul { input } => *input = ExpertInput::PerExpert, &["ops[10]", "parts[0]"]);
+    operator!(11, ExpertSum { chosen } => *chosen = 4, &["ops[11] (expert_sum)", "expected 4 x 32"]);
     program(|p| p.values[0].rows = Rows::Outputs, &["ops[0] (embed)", "O rows"]);
     program(|p| p.values[12].rows = Rows::Tokens, &["ops[12] (select_outputs)", "Outputs"]);
-}
-
-fn set_out(kind: &mut OpKind, change: impl FnOnce(&mut View)) {
-    if let OpKind::Embed { out, .. } = kind {
-        change(out);
-    }
-}
-
-fn with_attention(kind: &mut OpKind, change: impl FnOnce(&mut Attention)) {
-    if let OpKind::Attention { attention, .. } = kind {
-        change(attention);
-    }
 }
 
 #[test]

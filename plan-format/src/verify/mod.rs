@@ -1,8 +1,8 @@
 //! The verifier: every invariant of an artifact, checked when a plan is written and again when it is mapped.
 //!
 //! It trusts nothing: all indices and sums are checked before use, and every refusal names section and field. It says
-//! nothing of whether a plan is good. One file per group of invariants, each listing its own:
-//! `program.rs` (tables, items, single assignment), `shapes.rs` (operators against their operands), `plan.rs` (everything around the
+//! nothing of whether a plan is good. One file per group of invariants, each listing its own: `program.rs` (tables,
+//! items, single assignment), `shapes.rs` (operators against their operands), `plan.rs` (everything around the
 //! program).
 
 mod plan;

@@ -1,4 +1,5 @@
-//! DeepSeek-V2: attention through a low-rank cache (MLA), leading dense layers, shared experts. architectures, section 11.
+//! DeepSeek-V2: attention through a low-rank cache (MLA), leading dense layers, shared experts.
+//! architectures, section 11.
 //!
 //! Files of current converters hold the two halves of the up-projection per head (`attn_k_b`, `attn_v_b`): queries are
 //! brought into the cache's space, one key/value head of `rank + n_rot` columns is cached, and results come back per

@@ -1,5 +1,5 @@
-//! Qwen3.5 mixture of experts: Qwen3-Next with the delta net's beta and alpha apart and value heads tiled over key heads.
-//! architectures, section 9.
+//! Qwen3.5 mixture of experts: Qwen3-Next with the delta net's beta and alpha apart and value heads tiled over key
+//! heads. architectures, section 9.
 
 use super::LowerError;
 use super::common::{Gates, Lowering};

@@ -130,8 +130,8 @@ impl<'m> Source<'m> {
         Ok(self.model.opt_bool(&self.key(name))?)
     }
 
-    /// A truth value per layer: from an array as [`Source::flags`] reads it, or from a period n, of which the last layer
-    /// is false; `None` if the key is absent.
+    /// A truth value per layer: from an array as [`Source::flags`] reads it, or from a period n, of which the last
+    /// layer is false; `None` if the key is absent.
     pub fn pattern(&self, name: &str, layers: u32) -> Result<Option<Vec<bool>>, LowerError> {
         match self.model.get(&self.key(name)) {
             Some(value) if value.as_array().is_none() => {

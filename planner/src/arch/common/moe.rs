@@ -140,7 +140,7 @@ impl Lowering<'_> {
         out
     }
 
-    /// Gate and up of the chosen experts, `[T, chosen × ff]` each; one fused tensor stands for both where the file has it.
+    /// Gate and up of the chosen experts, `[T, chosen × ff]` each; a fused tensor stands for both where there is one.
     fn experts_input(
         &mut self,
         layer: u32,
