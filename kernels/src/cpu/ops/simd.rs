@@ -60,8 +60,8 @@ pub(crate) trait Simd: Copy {
     /// Exchanges rows and columns of a 16 × 16 matrix.
     fn transpose(rows: [Self; LANES]) -> [Self; LANES];
 
-    /// Asks for the cache line of `at`, which will be read soon.
-    fn prefetch<T>(at: &T);
+    /// Asks for the cache line of `at`, which will be read soon; any address will do.
+    fn prefetch(at: *const u8);
 
     /// All lanes 0.
     #[inline(always)]
@@ -243,5 +243,5 @@ impl Simd for Portable {
     }
 
     #[inline(always)]
-    fn prefetch<T>(_: &T) {}
+    fn prefetch(_: *const u8) {}
 }

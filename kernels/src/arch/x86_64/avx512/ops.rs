@@ -132,9 +132,9 @@ impl Simd for Avx512 {
     }
 
     #[inline(always)]
-    fn prefetch<T>(at: &T) {
+    fn prefetch(at: *const u8) {
         // SAFETY: a prefetch of any address is harmless; every x86-64 has it.
-        unsafe { _mm_prefetch::<_MM_HINT_T0>(std::ptr::from_ref(at).cast()) }
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(at.cast()) }
     }
 
     #[inline(always)]

@@ -84,9 +84,9 @@ pub(super) fn rows_together<V: Simd>(left: usize) -> usize {
         return left.min(V::GEMM_ROWS);
     }
     match left {
-        0..=4 => left,
-        5 => 3,
+        0..=6 => left,
         7 | 8 => 4,
+        9 => 5,
         _ => 6,
     }
 }
@@ -116,11 +116,13 @@ impl Block {
                 (2, 1) => self.fixed::<V, 2, 1>(),
                 (3, 1) => self.fixed::<V, 3, 1>(),
                 (4, 1) => self.fixed::<V, 4, 1>(),
+                (5, 1) => self.fixed::<V, 5, 1>(),
                 (6, 1) => self.fixed::<V, 6, 1>(),
                 (1, 4) => self.fixed::<V, 1, 4>(),
                 (2, 4) => self.fixed::<V, 2, 4>(),
                 (3, 4) => self.fixed::<V, 3, 4>(),
                 (4, 4) => self.fixed::<V, 4, 4>(),
+                (5, 4) => self.fixed::<V, 5, 4>(),
                 (6, 4) => self.fixed::<V, 6, 4>(),
                 _ => unreachable!("`rows_together` and GEMM_VECTORS give no other counts"),
             }

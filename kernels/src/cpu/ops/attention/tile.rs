@@ -20,7 +20,7 @@ const LANE_INDEX: [f32; LANES] = [0., 1., 2., 3., 4., 5., 6., 7., 8., 9., 10., 1
 
 /// Rows of a tile: more share the work on a key, but their scores and sums have to stay in the L2 cache.
 pub(super) fn rows_max(shape: &AttentionShape) -> usize {
-    if shape.k_head_cols > 256 { 32 } else { 64 }
+    if shape.k_head_cols > 256 { 64 } else { 128 }
 }
 
 /// Buffers of a tile. Strides are multiples of 16, columns beyond a head's are zero.
@@ -304,41 +304,72 @@ impl<'a> Head<'a> {
         view.row_range(slots).col_range(self.first_col..self.first_col + self.cols)
     }
 
-    /// Asks the caches for a slot: heads of a slot are too far apart for the hardware to foresee the next.
+    /// Where the caches will be asked for the slots of this block.
     #[inline(always)]
-    fn prefetch<V: Simd>(self, slot: usize) {
+    fn lines(self) -> Lines {
         match self.view {
-            KvView::F16(view) => prefetch_row::<V, _>(self.block(view).row(slot)),
-            KvView::F32(view) => prefetch_row::<V, _>(self.block(view).row(slot)),
+            KvView::F16(view) => Lines::of(self.block(view)),
+            KvView::F32(view) => Lines::of(self.block(view)),
         }
     }
 }
 
-#[inline(always)]
-fn prefetch_row<V: Simd, T>(row: &[T]) {
-    for line in row.chunks(64 / size_of::<T>()) {
-        V::prefetch(&line[0]);
+/// Cache lines of the slots of a block: heads of a slot are too far apart for the hardware to foresee the next.
+#[derive(Clone, Copy)]
+struct Lines {
+    first: *const u8,
+    slot_bytes: usize,
+    head_bytes: usize,
+}
+
+impl Lines {
+    fn of<T>(block: View<T>) -> Self {
+        let (first, second) = (block.row(0).as_ptr(), block.row(1).as_ptr());
+        let slot_bytes = second.addr() - first.addr();
+        Self { first: first.cast(), slot_bytes, head_bytes: block.cols() * size_of::<T>() }
+    }
+
+    #[inline(always)]
+    fn prefetch<V: Simd>(self, slot: usize) {
+        let start = self.first.wrapping_add(slot * self.slot_bytes);
+        for byte in (0..self.head_bytes).step_by(64) {
+            V::prefetch(start.wrapping_add(byte));
+        }
     }
 }
 
 #[inline(always)]
 fn transpose_keys<V: Simd, T: Element>(keys: &mut [f32], block: View<T>, groups: Range<usize>, ahead: Head) {
+    let (ahead, whole) = (ahead.lines(), block.cols() / LANES * LANES);
     for group in groups {
         for i in 0..LANES {
             ahead.prefetch::<V>(group * LANES + i);
         }
-        for col in (0..block.cols()).step_by(LANES) {
-            let mut rows = [V::zero(); LANES];
-            for (i, row) in rows.iter_mut().enumerate() {
-                *row = load_at(block.row(group * LANES + i), col);
+        for col in (0..whole).step_by(LANES) {
+            let columns = V::transpose(load_square::<V, T>(block, group, col));
+            let to = &mut keys[col * KV_BLOCK..][..LANES * KV_BLOCK];
+            for (column, to) in columns.into_iter().zip(to.chunks_exact_mut(KV_BLOCK)) {
+                column.store(to[group * LANES..].first_chunk_mut().expect("a group has sixteen slots"));
             }
-            let columns = V::transpose(rows);
-            for i in 0..LANES.min(block.cols() - col) {
-                let to = &mut keys[(col + i) * KV_BLOCK + group * LANES..];
-                columns[i].store(to.first_chunk_mut().expect("a group has sixteen slots"));
+        }
+        if whole < block.cols() {
+            let columns = V::transpose(load_square::<V, T>(block, group, whole));
+            let to = &mut keys[whole * KV_BLOCK..block.cols() * KV_BLOCK];
+            for (column, to) in columns.into_iter().zip(to.chunks_exact_mut(KV_BLOCK)) {
+                column.store(to[group * LANES..].first_chunk_mut().expect("a group has sixteen slots"));
             }
         }
     }
+}
+
+/// Sixteen columns from `col` of the sixteen slots of a group.
+#[inline(always)]
+fn load_square<V: Simd, T: Element>(block: View<T>, group: usize, col: usize) -> [V; LANES] {
+    let mut rows = [V::zero(); LANES];
+    for (i, row) in rows.iter_mut().enumerate() {
+        *row = load_at(block.row(group * LANES + i), col);
+    }
+    rows
 }
 
 #[inline(always)]
@@ -349,12 +380,16 @@ fn convert_values<V: Simd, T: Element>(
     seen: Range<usize>,
     ahead: Head,
 ) {
+    let ahead = ahead.lines();
     for slot in seen {
         ahead.prefetch::<V>(slot);
-        let row = block.row(slot);
-        let to = values[slot * stride..][..stride].as_chunks_mut::<LANES>().0;
-        for (i, to) in to.iter_mut().enumerate() {
-            load_at::<V, T>(row, i * LANES).store(to);
+        let (from, from_rest) = block.row(slot).as_chunks::<LANES>();
+        let (to, to_rest) = values[slot * stride..][..stride].as_chunks_mut::<LANES>().0.split_at_mut(from.len());
+        for (from, to) in from.iter().zip(to) {
+            T::load::<V>(from).store(to);
+        }
+        for to in to_rest {
+            T::load_part::<V>(from_rest).store(to);
         }
     }
 }
