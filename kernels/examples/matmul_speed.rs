@@ -11,7 +11,7 @@ use kernels::cases::random_weights;
 use kernels::cpu::Isa;
 use kernels::cpu::bounds::{f32_fma_peak, int8_dot_peak, plain_read};
 use kernels::cpu::matmul::{Layout, Matrix, Output, Product, act_row_bytes, matmul, prepare_act};
-use kernels::quant::{PANEL_ROWS, WeightType, pack_panels, packed_bytes, panels};
+use kernels::quant::{WeightType, pack_panels, packed_bytes, panels};
 
 const GIB: usize = 1 << 30;
 const REPEATS: usize = 7;

@@ -5,19 +5,22 @@ use std::arch::x86_64::*;
 use std::ops::Range;
 
 use crate::arch::x86_64::matmul::engine::{self, engine};
-use crate::arch::x86_64::matmul::packed::{GROUPS, Packed};
+use crate::arch::x86_64::matmul::packed::{GROUPS, Packed, Raised};
 use crate::arch::x86_64::matmul::simd::{Simd, Span, start_value};
 use crate::cpu::matmul::Product;
 
 engine!(
-    Words, WordVectors, "avx2,fma,f16c", parts: 2,
+    Words, WordVectors, "avx2,fma,f16c", parts: 2, unpacked: Plainly,
     direct: [4 2 1], tile: [4 2 1], plain_direct: [2 1], plain_tile: [4 2 1]
 );
 
 engine!(
-    Vnni, VnniVectors, "avx2,fma,f16c,avxvnni", parts: 2,
+    Vnni, VnniVectors, "avx2,fma,f16c,avxvnni", parts: 2, unpacked: Raised,
     direct: [4 2 1], tile: [4 2 1], plain_direct: [2 1], plain_tile: [4 2 1]
 );
+
+/// Codes for 16-bit sums stay as small as they are.
+type Plainly<W> = W;
 
 /// How 8-bit products are summed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -59,7 +62,7 @@ unsafe fn mask(rows: usize) -> __m256i {
 
 /// Implements [`Simd`] for 256-bit vectors, but for the dot products.
 macro_rules! vectors {
-    ($(#[$doc:meta])* $name:ident { $($dots:tt)* }) => {
+    ($(#[$doc:meta])* $name:ident any_bytes: $any_bytes:literal { $($dots:tt)* }) => {
         $(#[$doc])*
         #[derive(Clone, Copy)]
         struct $name;
@@ -68,6 +71,26 @@ macro_rules! vectors {
     type Int = __m256i;
     type Float = __m256;
     const LANES: usize = 8;
+    const ANY_BYTES: bool = $any_bytes;
+
+    #[inline(always)]
+    unsafe fn xor(a: __m256i, b: __m256i) -> __m256i {
+        // SAFETY: the trait's contract.
+        unsafe { _mm256_xor_si256(a, b) }
+    }
+
+    #[inline(always)]
+    unsafe fn add8(a: __m256i, b: __m256i) -> __m256i {
+        // SAFETY: the trait's contract.
+        unsafe { _mm256_add_epi8(a, b) }
+    }
+
+    #[inline(always)]
+    unsafe fn shr_signed(v: __m256i, count: usize) -> __m256i {
+        // SAFETY: the trait's contract.
+        unsafe { _mm256_srav_epi32(v, _mm256_set1_epi32(count as i32)) }
+    }
+
 
     #[inline(always)]
     unsafe fn load(at: *const u8) -> __m256i {
@@ -264,12 +287,7 @@ macro_rules! vectors {
 
 vectors! {
     /// Dot products by way of 16-bit sums.
-    WordVectors {
-        #[inline(always)]
-        unsafe fn dot_form<W: Packed>(codes: __m256i) -> __m256i {
-            codes
-        }
-
+    WordVectors any_bytes: false {
         #[inline(always)]
         unsafe fn dots<W: Packed, const T: usize>(
             span: Span,
@@ -279,12 +297,9 @@ vectors! {
             // SAFETY: the trait's contract.
             unsafe {
                 let mut dots = [_mm256_setzero_si256(); T];
-                if W::OFFSET > 0 {
-                    let shift = _mm_cvtsi32_si128(7 - W::OFFSET.trailing_zeros() as i32);
-                    for (dot, act) in dots.iter_mut().zip(acts) {
-                        *dot = _mm256_sra_epi32(start_value::<Self>(span, *act), shift);
-                    }
-                }
+                for (dot, act) in dots.iter_mut().zip(acts) {
+                *dot = start_value::<Self, W>(span, *act).unwrap_or(*dot);
+            }
                 for first in span.groups().step_by(W::WORD_GROUPS) {
                     let groups = first..span.groups().end.min(first + W::WORD_GROUPS);
                     add_words::<W, T>(&mut dots, groups, quants, acts);
@@ -324,20 +339,8 @@ unsafe fn add_words<W: Packed, const T: usize>(
 }
 
 vectors! {
-    /// Dot products by `vpdpbusd`, for which 128 is added to values with a sign.
-    VnniVectors {
-        #[inline(always)]
-        unsafe fn dot_form<W: Packed>(codes: __m256i) -> __m256i {
-            // SAFETY: the trait's contract.
-            unsafe {
-                match W::OFFSET {
-                    _ if W::SIGNED => _mm256_xor_si256(codes, _mm256_set1_epi8(-128)),
-                    0 => codes,
-                    offset => _mm256_add_epi8(codes, _mm256_set1_epi8((128 - offset) as i8)),
-                }
-            }
-        }
-
+    /// Dot products by `vpdpbusd`.
+    VnniVectors any_bytes: true {
         #[inline(always)]
         unsafe fn dots<W: Packed, const T: usize>(
             span: Span,
@@ -347,11 +350,9 @@ vectors! {
             // SAFETY: the trait's contract.
             unsafe {
                 let mut dots = [_mm256_setzero_si256(); T];
-                if W::SIGNED || W::OFFSET > 0 {
-                    for (dot, act) in dots.iter_mut().zip(acts) {
-                        *dot = start_value::<Self>(span, *act);
-                    }
-                }
+                for (dot, act) in dots.iter_mut().zip(acts) {
+                *dot = start_value::<Self, W>(span, *act).unwrap_or(*dot);
+            }
                 for g in span.groups() {
                     for (dot, act) in dots.iter_mut().zip(acts) {
                         *dot = _mm256_dpbusd_avx_epi32(*dot, quants[g], Self::broadcast32(act.add(4 * g)));

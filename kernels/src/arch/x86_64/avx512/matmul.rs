@@ -4,12 +4,12 @@ use std::arch::x86_64::*;
 use std::ops::Range;
 
 use crate::arch::x86_64::matmul::engine::{self, engine};
-use crate::arch::x86_64::matmul::packed::{GROUPS, Packed};
+use crate::arch::x86_64::matmul::packed::{GROUPS, Packed, Raised};
 use crate::arch::x86_64::matmul::simd::{Simd, Span, start_value};
 use crate::cpu::matmul::Product;
 
 engine!(
-    Avx512, Vectors, "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx512vbmi", parts: 1,
+    Avx512, Vectors, "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx512vbmi", parts: 1, unpacked: Raised,
     direct: [8 4 3 2 1], tile: [8 4 2 1], plain_direct: [4 3 2 1], plain_tile: [8 4 2 1]
 );
 
@@ -37,6 +37,25 @@ impl Simd for Vectors {
     type Int = __m512i;
     type Float = __m512;
     const LANES: usize = 16;
+    const ANY_BYTES: bool = true;
+
+    #[inline(always)]
+    unsafe fn xor(a: __m512i, b: __m512i) -> __m512i {
+        // SAFETY: the trait's contract.
+        unsafe { _mm512_xor_si512(a, b) }
+    }
+
+    #[inline(always)]
+    unsafe fn add8(a: __m512i, b: __m512i) -> __m512i {
+        // SAFETY: the trait's contract.
+        unsafe { _mm512_add_epi8(a, b) }
+    }
+
+    #[inline(always)]
+    unsafe fn shr_signed(v: __m512i, count: usize) -> __m512i {
+        // SAFETY: the trait's contract.
+        unsafe { _mm512_srav_epi32(v, _mm512_set1_epi32(count as i32)) }
+    }
 
     #[inline(always)]
     unsafe fn load(at: *const u8) -> __m512i {
@@ -224,19 +243,6 @@ impl Simd for Vectors {
         unsafe { _mm_prefetch::<_MM_HINT_T0>(at.cast()) }
     }
 
-    /// 128 is added to values with a sign: `vpdpbusd` multiplies unsigned bytes with signed ones.
-    #[inline(always)]
-    unsafe fn dot_form<W: Packed>(codes: __m512i) -> __m512i {
-        // SAFETY: the trait's contract.
-        unsafe {
-            match W::OFFSET {
-                _ if W::SIGNED => _mm512_xor_si512(codes, _mm512_set1_epi8(-128)),
-                0 => codes,
-                offset => _mm512_add_epi8(codes, _mm512_set1_epi8((128 - offset) as i8)),
-            }
-        }
-    }
-
     #[inline(always)]
     unsafe fn dots<W: Packed, const T: usize>(
         span: Span,
@@ -246,10 +252,8 @@ impl Simd for Vectors {
         // SAFETY: the trait's contract.
         unsafe {
             let mut dots = [_mm512_setzero_si512(); T];
-            if W::SIGNED || W::OFFSET > 0 {
-                for (dot, act) in dots.iter_mut().zip(acts) {
-                    *dot = start_value::<Self>(span, *act);
-                }
+            for (dot, act) in dots.iter_mut().zip(acts) {
+                *dot = start_value::<Self, W>(span, *act).unwrap_or(*dot);
             }
             for g in span.groups() {
                 for (dot, act) in dots.iter_mut().zip(acts) {

@@ -41,9 +41,9 @@ pub(crate) trait Engine {
 }
 
 /// Makes `$engine` an [`Engine`] over the operations `$simd`, compiled with `$features`, `$parts` vectors a panel.
-/// Lists of tile sizes fall and end with 1.
+/// `unpacked` is the form of codes in buffers. Lists of tile sizes fall and end with 1.
 macro_rules! engine {
-    ($engine:ident, $simd:ty, $features:literal, parts: $parts:literal, direct: [$($d:literal)*],
+    ($engine:ident, $simd:ty, $features:literal, parts: $parts:literal, unpacked: $form:ident, direct: [$($d:literal)*],
      tile: [$($t:literal)*], plain_direct: [$($pd:literal)*], plain_tile: [$($pt:literal)*]) => {
         struct $engine;
 
@@ -75,7 +75,7 @@ macro_rules! engine {
                 chunks: Range<usize>,
             ) {
                 // SAFETY: the trait's contract.
-                unsafe { unpacked.fill::<W>(source, panel, chunks) }
+                unsafe { unpacked.fill::<$form<W>>(source, panel, chunks) }
             }
 
             #[target_feature(enable = $features)]
@@ -87,7 +87,7 @@ macro_rules! engine {
                 chunks: Range<usize>,
             ) -> usize {
                 // SAFETY: the trait's contract.
-                unsafe { tile::tile::<$simd, W, T, $parts>(product, panel, token, unpacked, chunks) }
+                unsafe { tile::tile::<$simd, $form<W>, T, $parts>(product, panel, token, unpacked, chunks) }
             }
 
             #[target_feature(enable = $features)]

@@ -48,7 +48,7 @@ pub(crate) trait Packed {
     const MINS: bool = false;
     /// Codes are unsigned and this much larger than values; 0 or a power of 2.
     const OFFSET: u8 = 0;
-    /// Codes are signed bytes.
+    /// Codes are signed bytes, or unsigned ones 128 larger if the vectors want that ([`Simd::ANY_BYTES`]).
     const SIGNED: bool = false;
     /// Vectors of codes whose products with activations can be summed in 16 bits: the largest power of 2 up to 8
     /// with `2 * 127 * (largest code) * vectors < 2^15`.
@@ -97,12 +97,19 @@ unsafe fn nibbles<S: Simd>(body: *const u8, lane: usize) -> [S::Int; GROUPS] {
     }
 }
 
+/// Signed bytes as [`Packed::SIGNED`] says.
+#[inline(always)]
+unsafe fn flip_signs<S: Simd>(v: S::Int) -> S::Int {
+    // SAFETY: the caller has `S`.
+    if S::ANY_BYTES { unsafe { S::xor(v, S::splat8(-128)) } } else { v }
+}
+
 /// [`nibbles`] that are codes of a table.
 #[inline(always)]
 unsafe fn table_nibbles<S: Simd>(values: &[i8; 16], body: *const u8, lane: usize) -> [S::Int; GROUPS] {
     // SAFETY: as for `nibbles`.
     unsafe {
-        let table = S::table(values);
+        let table = flip_signs::<S>(S::table(values));
         let mut codes = nibbles::<S>(body, lane);
         for code in &mut codes {
             *code = S::look_up(table, *code);
@@ -197,23 +204,58 @@ unsafe fn six_bit_scale<S: Simd>(d: S::Float, low: S::Int, high: S::Int) -> S::F
     unsafe { S::mul(d, S::to_float(S::sub32(S::or(low, S::shl(high, 4)), S::splat32(32)))) }
 }
 
-/// Scales and mins of Q4_K and Q5_K. Head: d, dmin, then 12 bytes of 6-bit numbers.
+/// Scales and mins of Q4_K and Q5_K, scales of odd sub-blocks times `odd_factor`. Head: d, dmin, then 12 bytes of
+/// 6-bit numbers: of sub-block s < 4 the scale is 6 bits of byte s and the min 6 bits of byte s + 4; of s + 4 both are
+/// 4 bits of byte s + 8 and the top 2 bits of these.
 #[inline(always)]
-unsafe fn k4_scales<S: Simd>(chunk: *const u8, lane: usize, out: &mut Scales) {
+unsafe fn k4_scales<S: Simd>(chunk: *const u8, lane: usize, out: &mut Scales, odd_factor: f32) {
     // SAFETY: the head of the caller's chunk has 2 f16 and 12 bytes of 16 rows.
     unsafe {
         let d = S::load_f16(chunk.add(2 * lane));
+        let d = [d, S::mul(d, S::splat_f32(odd_factor))];
         let dmin = S::mul(S::load_f16(chunk.add(2 * (PANEL_ROWS + lane))), S::splat_f32(-1.0));
         let bytes = chunk.add(4 * PANEL_ROWS);
         for sub in 0..4 {
-            let [a, b, c] =
-                [byte::<S>(bytes, sub, lane), byte::<S>(bytes, sub + 4, lane), byte::<S>(bytes, sub + 8, lane)];
+            let [a, b, c] = [0, 4, 8].map(|i| byte::<S>(bytes, sub + i, lane));
             let scale_high = S::or(lane_bits::<S>(c, 0, 15), lane_bits::<S>(a, 2, 48));
             let min_high = S::or(lane_bits::<S>(c, 4, 15), lane_bits::<S>(b, 2, 48));
-            out.set_scale::<S>(sub, lane, S::mul(d, S::to_float(lane_bits::<S>(a, 0, 63))));
+            out.set_scale::<S>(sub, lane, S::mul(d[sub % 2], S::to_float(lane_bits::<S>(a, 0, 63))));
             out.set_min::<S>(sub, lane, S::mul(dmin, S::to_float(lane_bits::<S>(b, 0, 63))));
-            out.set_scale::<S>(sub + 4, lane, S::mul(d, S::to_float(scale_high)));
+            out.set_scale::<S>(sub + 4, lane, S::mul(d[sub % 2], S::to_float(scale_high)));
             out.set_min::<S>(sub + 4, lane, S::mul(dmin, S::to_float(min_high)));
+        }
+    }
+}
+
+/// The type `W` with an offset of 128 in place of a smaller one, if the vectors multiply any bytes: no operation is
+/// then needed for a dot product's start value. Pays where codes are used more often than unpacked.
+pub(crate) struct Raised<W>(std::marker::PhantomData<W>);
+
+impl<W: Packed> Packed for Raised<W> {
+    const TYPE: WeightType = W::TYPE;
+    const HALVES: bool = W::HALVES;
+    const MINS: bool = W::MINS;
+    const OFFSET: u8 = if W::OFFSET == 0 { 0 } else { 128 };
+    const SIGNED: bool = W::SIGNED;
+    const WORD_GROUPS: usize = W::WORD_GROUPS;
+
+    #[inline(always)]
+    unsafe fn scales<S: Simd>(chunk: *const u8, subs: usize, lane: usize, out: &mut Scales) {
+        // SAFETY: the trait's contract.
+        unsafe { W::scales::<S>(chunk, subs, lane, out) }
+    }
+
+    #[inline(always)]
+    unsafe fn codes<S: Simd>(chunk: *const u8, subs: usize, sub: usize, lane: usize) -> [S::Int; GROUPS] {
+        // SAFETY: the trait's contract.
+        unsafe {
+            let mut codes = W::codes::<S>(chunk, subs, sub, lane);
+            if W::OFFSET > 0 {
+                for code in &mut codes {
+                    *code = S::add8(*code, S::splat8((128 - W::OFFSET) as i8));
+                }
+            }
+            codes
         }
     }
 }
@@ -278,7 +320,7 @@ packed! {
         let body = body_of::<Self>(chunk, subs, sub);
         let mut codes = [S::splat8(0); GROUPS];
         for (g, code) in codes.iter_mut().enumerate() {
-            *code = vector::<S>(body, g, lane);
+            *code = flip_signs::<S>(vector::<S>(body, g, lane));
         }
         codes
     }
@@ -343,18 +385,26 @@ packed! {
 }
 
 packed! {
-    /// 6-bit scales and mins, 4-bit codes. Body: 128 bytes.
+    /// 6-bit scales and mins, 4-bit codes. Body: 128 bytes. Where any bytes can be multiplied, codes of high nibbles
+    /// stay where they are: 16 times as large, their scales a sixteenth, which is exact.
     Q4K Q4_K { const MINS: bool = true; const WORD_GROUPS: usize = 8; }
-    scales: |chunk, _subs, lane, out| k4_scales::<S>(chunk, lane, out),
+    scales: |chunk, _subs, lane, out| {
+        k4_scales::<S>(chunk, lane, out, if S::ANY_BYTES { 1.0 / 16.0 } else { 1.0 })
+    },
     codes: |chunk, _subs, sub, lane| {
-        shifted::<S>(chunk.add(PANEL_ROWS * (16 + 32 * (sub / 2))), lane, 4 * (sub % 2), 15)
+        let field = chunk.add(PANEL_ROWS * (16 + 32 * (sub / 2)));
+        if S::ANY_BYTES {
+            shifted::<S>(field, lane, 0, if sub % 2 == 0 { 15 } else { -16 })
+        } else {
+            shifted::<S>(field, lane, 4 * (sub % 2), 15)
+        }
     }
 }
 
 packed! {
     /// As Q4_K with fifth bits. Body: 32 bytes of them, 128 bytes.
     Q5K Q5_K { const MINS: bool = true; const WORD_GROUPS: usize = 4; }
-    scales: |chunk, _subs, lane, out| k4_scales::<S>(chunk, lane, out),
+    scales: |chunk, _subs, lane, out| k4_scales::<S>(chunk, lane, out, 1.0),
     codes: |chunk, _subs, sub, lane| {
         let high = chunk.add(PANEL_ROWS * 16);
         let mut codes = shifted::<S>(high.add(PANEL_ROWS * (32 + 32 * (sub / 2))), lane, 4 * (sub % 2), 15);

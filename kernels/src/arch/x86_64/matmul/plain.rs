@@ -58,13 +58,6 @@ pub(crate) unsafe fn run<E: Engine, N: Number>(product: &Product, panels: Range<
     }
 }
 
-/// The sum of a segment's chains.
-#[inline(always)]
-unsafe fn fold<S: Simd>(chains: [S::Float; PLAIN_CHAINS]) -> S::Float {
-    // SAFETY: the caller has `S`.
-    unsafe { S::add(S::add(chains[0], chains[1]), S::add(chains[2], chains[3])) }
-}
-
 /// `T` tokens from `token` on, weights converted in registers, for the `P` vectors of a panel. Returns `T`.
 ///
 /// # Safety
@@ -120,7 +113,8 @@ unsafe fn segment<S: Simd, N: Number, const T: usize, const P: usize>(
         let mut sums = [[S::zero(); T]; P];
         for (part, sums) in sums.iter_mut().enumerate() {
             for (t, sum) in sums.iter_mut().enumerate() {
-                *sum = fold::<S>([chains[0][part][t], chains[1][part][t], chains[2][part][t], chains[3][part][t]]);
+                let [a, b, c, d] = [0, 1, 2, 3].map(|i: usize| chains[i][part][t]);
+                *sum = S::add(S::add(a, b), S::add(c, d));
             }
         }
         sums
@@ -146,7 +140,7 @@ unsafe fn add_column<S: Simd, N: Number, const T: usize, const P: usize>(
     }
 }
 
-/// A segment of one panel as F32: chain by chain, the columns of each.
+/// A segment of one panel as F32.
 #[repr(C, align(64))]
 pub(crate) struct Segment {
     columns: [[f32; PANEL_ROWS]; PLAIN_SEGMENT_COLS],
@@ -216,15 +210,13 @@ pub(crate) unsafe fn tile<S: Simd, const T: usize, const P: usize>(
     // SAFETY: the caller's contract.
     unsafe {
         let tile = Tile::new(product, panel, token);
-        let mut chains = [[[S::zero(); T]; P]; PLAIN_CHAINS];
-        for (i, sums) in chains.iter_mut().enumerate() {
-            *sums = chain::<S, T, P>(segment, i, Acts::new(&tile, 4 * (chunk * CHUNK_COLS + i)));
-        }
+        let acts = |first: usize| Acts::new(&tile, 4 * (chunk * CHUNK_COLS + first));
+        let low = chain_pair::<S, T, P>(segment, 0, acts(0));
+        let high = chain_pair::<S, T, P>(segment, 2, acts(2));
         let mut acc = if chunk == 0 { [[S::zero(); T]; P] } else { tile.load::<S, T, P>() };
         for (part, acc) in acc.iter_mut().enumerate() {
             for (t, acc) in acc.iter_mut().enumerate() {
-                let sum = fold::<S>([chains[0][part][t], chains[1][part][t], chains[2][part][t], chains[3][part][t]]);
-                *acc = S::add(*acc, sum);
+                *acc = S::add(*acc, S::add(low[part][t], high[part][t]));
             }
         }
         tile.store::<S, T, P>(&acc, Sums::after(chunk + 1, &Source::new(&product.weights)));
@@ -232,19 +224,32 @@ pub(crate) unsafe fn tile<S: Simd, const T: usize, const P: usize>(
     T
 }
 
-/// Chain `i` of a segment for `T` tokens.
+/// The sum of chains `first` and `first + 1` of a segment for `T` tokens, whose activations for column `first` are
+/// `acts`. Two chains a token hide the latency of their additions.
 #[inline(always)]
-unsafe fn chain<S: Simd, const T: usize, const P: usize>(
+unsafe fn chain_pair<S: Simd, const T: usize, const P: usize>(
     segment: &Segment,
-    i: usize,
+    first: usize,
     mut acts: Acts<T>,
 ) -> [[S::Float; T]; P] {
     // SAFETY: the columns exist in the activations of `T` tokens.
     unsafe {
-        let mut sums = [[S::zero(); T]; P];
-        for column in segment.columns[..segment.cols].iter().skip(i).step_by(PLAIN_CHAINS) {
-            add_column::<S, F32, T, P>(&mut sums, column.as_ptr().cast(), &acts, 0);
+        let mut pair = [[[S::zero(); T]; P]; 2];
+        let (rounds, rest) = segment.columns[..segment.cols].as_chunks::<PLAIN_CHAINS>();
+        for round in rounds {
+            for (i, sums) in pair.iter_mut().enumerate() {
+                add_column::<S, F32, T, P>(sums, round[first + i].as_ptr().cast(), &acts, i);
+            }
             acts.advance(4 * PLAIN_CHAINS);
+        }
+        for (i, column) in rest.iter().skip(first).take(2).enumerate() {
+            add_column::<S, F32, T, P>(&mut pair[i], column.as_ptr().cast(), &acts, i);
+        }
+        let mut sums = [[S::zero(); T]; P];
+        for (part, sums) in sums.iter_mut().enumerate() {
+            for (t, sum) in sums.iter_mut().enumerate() {
+                *sum = S::add(pair[0][part][t], pair[1][part][t]);
+            }
         }
         sums
     }

@@ -37,20 +37,27 @@ pub(crate) trait Simd: Copy {
     type Float: Copy;
     /// Rows of a vector.
     const LANES: usize;
+    /// Whether [`Simd::dots`] multiplies any unsigned bytes, not only those whose sums fit 16 bits. Signed codes then
+    /// come with 128 added.
+    const ANY_BYTES: bool;
 
     /// `LANES * 4` bytes.
     unsafe fn load(at: *const u8) -> Self::Int;
     unsafe fn splat8(value: i8) -> Self::Int;
+    unsafe fn add8(a: Self::Int, b: Self::Int) -> Self::Int;
     unsafe fn splat32(value: i32) -> Self::Int;
     /// 16 bytes, repeated.
     unsafe fn table(values: &[i8; 16]) -> Self::Int;
     unsafe fn and(a: Self::Int, b: Self::Int) -> Self::Int;
     unsafe fn or(a: Self::Int, b: Self::Int) -> Self::Int;
+    unsafe fn xor(a: Self::Int, b: Self::Int) -> Self::Int;
     /// `a | (b & mask)`.
     unsafe fn or_masked(a: Self::Int, b: Self::Int, mask: Self::Int) -> Self::Int;
     unsafe fn sub32(a: Self::Int, b: Self::Int) -> Self::Int;
     /// Lanes shifted right, zeros from the left.
     unsafe fn shr(v: Self::Int, count: usize) -> Self::Int;
+    /// Lanes shifted right, the sign from the left.
+    unsafe fn shr_signed(v: Self::Int, count: usize) -> Self::Int;
     /// Lanes shifted left.
     unsafe fn shl(v: Self::Int, count: usize) -> Self::Int;
     /// Lanes moved so that bit `from` comes to bit `to`; what falls in from either end is undefined.
@@ -90,8 +97,6 @@ pub(crate) trait Simd: Copy {
     unsafe fn fma(a: Self::Float, b: Self::Float, c: Self::Float) -> Self::Float;
     unsafe fn prefetch(at: *const u8);
 
-    /// Brings codes of a type (see [`Packed`]) into the form that [`Simd::dots`] wants.
-    unsafe fn dot_form<W: Packed>(codes: Self::Int) -> Self::Int;
     /// Exact dot products of a span of a sub-block's values with `T` tokens' activations (see `cpu/matmul/act.rs`).
     unsafe fn dots<W: Packed, const T: usize>(
         span: Span,
@@ -100,18 +105,25 @@ pub(crate) trait Simd: Copy {
     ) -> [Self::Int; T];
 }
 
-/// What a dot product starts from when 128 was added to the values: -128 times the sum of the span's activations.
+/// What a dot product with `W`'s codes starts from: minus their offset times the sum of the span's activations.
+/// `None` if codes have no offset.
 ///
 /// # Safety
 /// The machine has `S`; `act` points to a block of activations.
 #[inline(always)]
-pub(crate) unsafe fn start_value<S: Simd>(span: Span, act: *const u8) -> S::Int {
-    // SAFETY: the block has the sums of all and of the first half.
-    unsafe {
+pub(crate) unsafe fn start_value<S: Simd, W: Packed>(span: Span, act: *const u8) -> Option<S::Int> {
+    let offset: u8 = if W::SIGNED && S::ANY_BYTES { 128 } else { W::OFFSET };
+    if offset == 0 {
+        return None;
+    }
+    // SAFETY: the block has -128 times the sum of all and of the first half.
+    let sum = unsafe {
         match span {
             Span::Whole => S::broadcast32(act.add(40)),
             Span::Low => S::broadcast32(act.add(44)),
             Span::High => S::sub32(S::broadcast32(act.add(40)), S::broadcast32(act.add(44))),
         }
-    }
+    };
+    // SAFETY: the caller has `S`.
+    Some(if offset == 128 { sum } else { unsafe { S::shr_signed(sum, 7 - offset.trailing_zeros() as usize) } })
 }

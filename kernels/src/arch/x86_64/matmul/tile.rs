@@ -270,7 +270,7 @@ pub(crate) unsafe fn direct<S: Simd, W: Packed, const T: usize, const P: usize>(
                 prefetch::<S>(chunk.wrapping_add(sub * W::SUB_BYTES), W::SUB_BYTES);
                 for (part, acc) in acc.iter_mut().enumerate() {
                     let lane = part * S::LANES;
-                    let quants = quants::<S, W>(chunk, subs, sub, lane);
+                    let quants = W::codes::<S>(chunk, subs, sub, lane);
                     add_sub_block::<S, W, T>(acc, &quants, &scales, (sub, lane), &acts);
                 }
                 acts.advance(ACT_BLOCK_BYTES);
@@ -279,19 +279,6 @@ pub(crate) unsafe fn direct<S: Simd, W: Packed, const T: usize, const P: usize>(
         tile.store::<S, T, P>(&acc, Sums::Finished);
     }
     T
-}
-
-/// Codes in the form for dot products.
-#[inline(always)]
-unsafe fn quants<S: Simd, W: Packed>(chunk: *const u8, subs: usize, sub: usize, lane: usize) -> [S::Int; GROUPS] {
-    // SAFETY: the caller's chunk has this sub-block.
-    unsafe {
-        let mut quants = W::codes::<S>(chunk, subs, sub, lane);
-        for quant in &mut quants {
-            *quant = S::dot_form::<W>(*quant);
-        }
-        quants
-    }
 }
 
 /// Unpacked weights of some chunks of one panel, for `P` vectors of rows.
@@ -329,7 +316,7 @@ impl<S: Simd, const P: usize> Unpacked<S, P> {
                 for sub in 0..subs {
                     prefetch::<S>(chunk.wrapping_add(sub * W::SUB_BYTES), W::SUB_BYTES);
                     for (part, out) in self.quants[self.subs].iter_mut().enumerate() {
-                        *out = quants::<S, W>(chunk, subs, sub, part * S::LANES);
+                        *out = W::codes::<S>(chunk, subs, sub, part * S::LANES);
                     }
                     self.subs += 1;
                 }
