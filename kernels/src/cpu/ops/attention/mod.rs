@@ -93,7 +93,7 @@ pub struct AttentionInputs<'a> {
     pub sinks: Option<&'a [f32]>,
 }
 
-/// Working memory of one thread, reusable for every call with the same or a smaller shape.
+/// Working memory of one thread, reusable for every call with value heads of the same size and key heads not larger.
 #[derive(Debug)]
 pub struct AttentionScratch {
     tile: Tile,
@@ -150,7 +150,7 @@ impl AttentionShape {
 /// (restrict `q`, `positions` and `out`) and by kv heads.
 ///
 /// # Panics
-/// When shapes differ, the scratch is for a smaller shape, or a block of the cache is missing.
+/// When shapes differ, the scratch was made for other heads, or a block of the cache is missing.
 pub fn attention(
     isa: Isa,
     shape: &AttentionShape,

@@ -1,4 +1,5 @@
-//! A small matrix product in registers: C = A · B or C += A · B with A \[rows, depth\], B \[depth, cols\], all in L1 or L2.
+//! A small matrix product in registers, C = A · B or C += A · B, of operands that lie in L1 or L2: A \[rows, depth\],
+//! B \[depth, cols\].
 //!
 //! Each element of C is one chain of fused multiply-adds over rising depth from its first value, however rows and
 //! columns are grouped in registers: its bits depend on its row of A and column of B alone. Rows of A are read as
