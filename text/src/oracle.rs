@@ -87,7 +87,7 @@ pub fn check_vocabulary(bytes: &[u8]) {
     let kind = lines.next().and_then(|line| line.first().copied()).unwrap_or_default() as usize;
     let tokens: Vec<Vec<u8>> = lines.by_ref().take_while(|line| !line.is_empty()).collect();
     let mut data = VocabData {
-        model: if kind % 2 == 0 { "gpt2" } else { "llama" }.into(),
+        model: if kind.is_multiple_of(2) { "gpt2" } else { "llama" }.into(),
         pre: names.get(kind / 2 % names.len()).map(ToString::to_string),
         scores: tokens.iter().map(|text| text.len() as f32).collect(),
         types: tokens.iter().map(|text| i32::from(text.last().copied().unwrap_or_default() % 8)).collect(),

@@ -49,9 +49,10 @@ pub fn top_p(candidates: &mut Vec<Candidate>, mass: f32) {
     let highest = highest_logit(candidates);
     let weight = |candidate: &Candidate| f64::from(candidate.logit - highest).exp();
     let total: f64 = candidates.iter().map(weight).sum();
-    // What lies below this share cannot be needed: all of it together is less than what may be left out.
-    let negligible = total * (1.0 - f64::from(mass)) / candidates.len() as f64;
-    candidates.retain(|candidate| weight(candidate) >= negligible);
+    // What lies below this share cannot be needed: all of it together is less than what may be left out. The hundredth
+    // is for rounding.
+    let negligible = (total * (1.0 - f64::from(mass)) / candidates.len() as f64).ln() as f32 - 0.01;
+    candidates.retain(|candidate| candidate.logit - highest >= negligible);
     candidates.sort_unstable_by(best_first);
     let mut sum = 0.0;
     let wanted = total * f64::from(mass);
@@ -70,10 +71,10 @@ pub fn min_p(candidates: &mut Vec<Candidate>, share: f32) {
     }
 }
 
-/// The candidate at which the probabilities at `temperature`, summed from the most likely on, pass `unit` (0 to 1).
+/// The candidate at which the probabilities at `temperature`, summed in order of id, pass `unit` (0 to 1).
 pub fn draw(candidates: &mut [Candidate], temperature: f32, unit: f64) -> Option<TokenId> {
-    candidates.sort_unstable_by(best_first);
-    let highest = candidates.first()?.logit;
+    candidates.sort_unstable_by_key(|candidate| candidate.id);
+    let highest = highest_logit(candidates);
     let weight = |candidate: &Candidate| (f64::from(candidate.logit - highest) / f64::from(temperature)).exp();
     let total: f64 = candidates.iter().map(weight).sum();
     let mut left = unit * total;

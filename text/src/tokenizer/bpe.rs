@@ -5,11 +5,11 @@
 //! Not here: how a text is cut into pieces ([`super::pre`]).
 
 use std::cmp::Reverse;
-use std::collections::{BinaryHeap, HashMap};
+use std::collections::BinaryHeap;
 
 use super::spm::stated_char_len;
 use super::vocab::{Spelling, Vocab, VocabData};
-use super::{TokenId, alphabet};
+use super::{FastMap, TokenId, alphabet};
 
 /// The number of a text: token ids first, then texts that are only parts of merges.
 type Symbol = u32;
@@ -24,7 +24,7 @@ struct Merge {
 /// The tables of a BPE vocabulary.
 #[derive(Debug)]
 pub struct Bpe {
-    pairs: HashMap<(Symbol, Symbol), Merge>,
+    pairs: FastMap<(Symbol, Symbol), Merge>,
     start: Start,
     vocab_tokens: u32,
     /// Tokens for those symbols that are none themselves, by `symbol - vocab_tokens`.
@@ -37,7 +37,7 @@ enum Start {
     /// One for each byte value.
     Bytes(Vec<Symbol>),
     /// One for each character, where any token or merge has it; bytes otherwise.
-    Chars { chars: HashMap<Box<[u8]>, Symbol>, bytes: Vec<Option<TokenId>> },
+    Chars { chars: FastMap<Box<[u8]>, Symbol>, bytes: Vec<Option<TokenId>> },
 }
 
 /// Buffers that one text's pieces share.
@@ -52,8 +52,8 @@ const ROW_SYMBOLS_MAX: usize = 32;
 
 impl Bpe {
     pub fn new(data: &VocabData, vocab: &Vocab, spelling: Spelling) -> Bpe {
-        let mut numbers = Numbers { vocab, extra: HashMap::new(), texts: Vec::new() };
-        let mut pairs = HashMap::with_capacity(data.merges.len());
+        let mut numbers = Numbers { vocab, extra: FastMap::default(), texts: Vec::new() };
+        let mut pairs = FastMap::with_capacity_and_hasher(data.merges.len(), Default::default());
         for (rank, merge) in (0u32..).zip(&data.merges) {
             // The space is looked for from the second byte on, since the first may be a space itself.
             let Some(at) = merge.iter().skip(1).position(|&byte| byte == b' ') else { continue };
@@ -92,7 +92,7 @@ impl Bpe {
     fn encode_chars(
         &self,
         piece: &[u8],
-        chars: &HashMap<Box<[u8]>, Symbol>,
+        chars: &FastMap<Box<[u8]>, Symbol>,
         bytes: &[Option<TokenId>],
         scratch: &mut Scratch,
         out: &mut Vec<TokenId>,
@@ -192,7 +192,7 @@ fn spell(vocab: &Vocab, text: &[u8], spelling: Spelling) -> Vec<TokenId> {
 /// Numbers texts; unknown ones get numbers past the vocabulary.
 struct Numbers<'a> {
     vocab: &'a Vocab,
-    extra: HashMap<Vec<u8>, Symbol>,
+    extra: FastMap<Vec<u8>, Symbol>,
     texts: Vec<Vec<u8>>,
 }
 
@@ -211,7 +211,7 @@ impl Numbers<'_> {
     }
 
     /// All numbered texts that are one character.
-    fn single_chars(&self) -> HashMap<Box<[u8]>, Symbol> {
+    fn single_chars(&self) -> FastMap<Box<[u8]>, Symbol> {
         let is_char = |text: &[u8]| text.first().is_some_and(|&lead| stated_char_len(lead) == text.len());
         let tokens = self.vocab.iter().map(|(id, text, _)| (text, id.0));
         let extra = self.extra.iter().map(|(text, &symbol)| (text.as_slice(), symbol));
@@ -265,5 +265,43 @@ impl List {
             at = self.next[at];
         }
         live
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn heap_and_row_merge_alike(
+            text in "[ab]{0,80}",
+            merges in proptest::sample::subsequence(
+                vec!["a a", "b b", "a b", "b a", "aa a", "a aa", "ab a", "aa bb", "ab ab", "ba b", "aaa b"], 0..=11),
+        ) {
+            let mut data = VocabData { model: "gpt2".into(), ..VocabData::default() };
+            data.tokens = ["a", "b", "aa", "ab", "aab"].map(|token| token.as_bytes().to_vec()).into();
+            data.merges = merges.iter().map(|merge| merge.as_bytes().to_vec()).collect();
+            let vocab = Vocab::new(&data, Spelling::ByteLevel).expect("a good vocabulary");
+            let bpe = Bpe::new(&data, &vocab, Spelling::ByteLevel);
+            let symbols: Vec<Symbol> = text.bytes().map(|byte| Symbol::from(byte == b'b')).collect();
+            let mut row = Scratch { symbols: symbols.clone(), merges: Vec::new() };
+            bpe.merge_in_row(&mut row);
+            let mut heap = symbols;
+            bpe.merge_with_heap(&mut heap);
+            prop_assert_eq!(row.symbols, heap);
+        }
+    }
+
+    #[test]
+    fn merges_that_are_no_tokens_are_spelled_by_their_letters() {
+        let mut data = VocabData { model: "gpt2".into(), ..VocabData::default() };
+        data.tokens = ["a", "b"].map(|token| token.as_bytes().to_vec()).into();
+        data.merges = vec![b"a b".to_vec(), b"no-space".to_vec()];
+        let vocab = Vocab::new(&data, Spelling::ByteLevel).expect("a good vocabulary");
+        let mut found = Vec::new();
+        Bpe::new(&data, &vocab, Spelling::ByteLevel).encode(b"abcb", &mut Scratch::default(), &mut found);
+        assert_eq!(found, [0, 1, 1].map(TokenId)); // `c` has no token at all
     }
 }

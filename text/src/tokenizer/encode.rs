@@ -2,7 +2,7 @@
 //!
 //! Not here: characters cut by token borders while streaming (`crate::stream`). Next file: [`super::special`].
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
 use std::ops::Range;
 
 use super::bpe::{Bpe, Scratch};
@@ -11,7 +11,7 @@ use super::special::{Fragment, Specials};
 use super::spm::Spm;
 use super::utf8;
 use super::vocab::{ESCAPED_SPACE, RenderSpecial, Spelling, TokenAttributes, Vocab, VocabData};
-use super::{TokenId, alphabet};
+use super::{FastMap, TokenId, alphabet};
 use crate::error::{Result, TextError};
 
 /// Whether BOS and EOS are added where the model says so.
@@ -53,7 +53,7 @@ enum Algorithm {
 const MODELS: [&str; 3] = ["llama", "gpt2", "gemma4"];
 
 /// Pieces longer than this are not remembered for the rest of the text.
-const REMEMBERED_BYTES_MAX: usize = 64;
+pub(super) const REMEMBERED_BYTES_MAX: usize = 64;
 
 impl Tokenizer {
     /// The tokenizer of a model file.
@@ -238,7 +238,7 @@ impl Tokenizer {
         ids: &mut Vec<TokenId>,
     ) {
         let mut scratch = Scratch::default();
-        let mut written: HashMap<&[u8], Range<usize>> = HashMap::new();
+        let mut written: FastMap<&[u8], Range<usize>> = FastMap::default();
         for piece in pieces {
             let bytes = &text[piece];
             if let Some(range) = written.get(bytes) {

@@ -25,6 +25,9 @@ pub use pre::known_names as known_pre_tokenizers;
 pub use roles::SpecialIds;
 pub use vocab::{RenderSpecial, TokenAttributes, VocabData};
 
+/// A map for look-ups only; its order is never used.
+type FastMap<K, V> = std::collections::HashMap<K, V, foldhash::fast::RandomState>;
+
 /// Index of a token in the vocabulary.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 #[repr(transparent)]

@@ -4,10 +4,8 @@
 //! the file is silent, by the reference's rules. Where several tokens have texts of one role, the first of the list
 //! below gets it (the reference takes any of them). Next file: [`super::special`].
 
-use std::collections::HashMap;
-
-use super::TokenId;
 use super::vocab::{TokenAttributes, VocabData};
+use super::{FastMap, TokenId};
 use crate::error::{Result, TextError};
 
 /// Special ids as `tokenizer.ggml.*_token_id` states them; `None` where the key is absent.
@@ -133,7 +131,7 @@ const END_TEXTS: &[&str] = &[
 /// Harmony's structure, which is always read and shown.
 const HARMONY_TEXTS: &[&str] = &["<|channel|>", "<|message|>", "<|start|>", "<|constrain|>"];
 
-type Index = HashMap<Box<[u8]>, u32>;
+type Index = FastMap<Box<[u8]>, u32>;
 
 /// Finds all roles and corrects `attributes` by text.
 pub fn assign(

@@ -1,13 +1,16 @@
 //! SentencePiece merging: adjacent pieces become one while their text is a token, highest score first, leftmost among
 //! equals; what is no token in the end is written as byte tokens.
 //!
-//! Works on the whole text at once, so a heap and a linked list keep it at O(n log n). Not here: special tokens and the
-//! space prefix ([`super::encode`]).
+//! Merging works on the whole text, not on words. But no merge can ever cross a place where no token has the two bytes
+//! that meet there, so the text is cut before spaces wherever the vocabulary has no token that a cut would tear. The
+//! parts, words mostly, give the same tokens on their own, and come again and again. Within a part a heap and a linked
+//! list keep the work at O(n log n). Not here: special tokens and the space prefix ([`super::encode`]).
 
 use std::collections::BinaryHeap;
 
-use super::TokenId;
+use super::encode::REMEMBERED_BYTES_MAX;
 use super::vocab::{ESCAPED_SPACE, Spelling, Vocab, VocabData};
+use super::{FastMap, TokenId};
 use crate::error::{Result, TextError};
 
 /// The tables of an SPM vocabulary.
@@ -16,6 +19,8 @@ pub struct Spm {
     scores: Vec<f32>,
     byte_tokens: Vec<Option<TokenId>>,
     longest_token_bytes: usize,
+    /// By byte value: whether any token has this byte before a space within its text.
+    joins_space: Vec<bool>,
     unknown: Option<TokenId>,
 }
 
@@ -74,6 +79,7 @@ impl Spm {
             scores: scores.iter().map(|score| score + 0.0).collect(), // -0 and 0 are equal
             byte_tokens: (0..=255).map(|byte| vocab.byte_token(byte)).collect(),
             longest_token_bytes: vocab.iter().map(|(_, text, _)| text.len()).max().unwrap_or(0),
+            joins_space: joins_space(vocab),
             unknown: vocab.roles.unknown,
         })
     }
@@ -82,20 +88,48 @@ impl Spm {
     /// token, or nothing if there is none.
     pub fn encode(&self, vocab: &Vocab, text: &[u8], out: &mut Vec<TokenId>) {
         let text = escape_spaces(text);
-        let mut session =
-            Session { spm: self, vocab, text: &text, symbols: symbols_of(&text), heap: BinaryHeap::new() };
-        session.merge_all();
-        let mut at = if session.symbols.is_empty() { NONE } else { 0 };
-        while at != NONE {
-            let symbol = session.symbols[at as usize];
-            let bytes = &text[symbol.start..symbol.start + symbol.len];
-            match vocab.find(bytes) {
-                Some(id) => out.push(id),
-                None => out.extend(bytes.iter().filter_map(|&byte| self.byte_tokens[byte as usize].or(self.unknown))),
+        let mut session = Session { spm: self, vocab, text: &[], symbols: Vec::new(), heap: BinaryHeap::new() };
+        let mut written: FastMap<&[u8], std::ops::Range<usize>> = FastMap::default();
+        let mut rest = text.as_slice();
+        while !rest.is_empty() {
+            let (part, after) = rest.split_at(self.part_len(rest));
+            rest = after;
+            if let Some(range) = written.get(part) {
+                out.extend_from_within(range.clone());
+                continue;
             }
-            at = symbol.next;
+            let start = out.len();
+            session.encode_part(part, out);
+            if part.len() <= REMEMBERED_BYTES_MAX {
+                written.insert(part, start..out.len());
+            }
         }
     }
+
+    /// The length of the first part of `text` that can be merged on its own.
+    fn part_len(&self, text: &[u8]) -> usize {
+        let mut at = stated_char_len(text[0]);
+        while at < text.len() {
+            let is_space = text[at..].starts_with(ESCAPED_SPACE.as_bytes());
+            if is_space && !self.joins_space[text[at - 1] as usize] {
+                return at;
+            }
+            at += stated_char_len(text[at]);
+        }
+        text.len()
+    }
+}
+
+/// The bytes before a space in the texts of tokens.
+fn joins_space(vocab: &Vocab) -> Vec<bool> {
+    let mut joins = vec![false; 256];
+    let space = ESCAPED_SPACE.as_bytes();
+    for (_, text, _) in vocab.iter() {
+        for part in text.windows(space.len() + 1).filter(|part| &part[1..] == space) {
+            joins[part[0] as usize] = true;
+        }
+    }
+    joins
 }
 
 fn escape_spaces(text: &[u8]) -> Vec<u8> {
@@ -110,8 +144,8 @@ fn escape_spaces(text: &[u8]) -> Vec<u8> {
 }
 
 /// One symbol for each character, by the length that its first byte states.
-fn symbols_of(text: &[u8]) -> Vec<Symbol> {
-    let mut symbols: Vec<Symbol> = Vec::with_capacity(text.len());
+fn fill_symbols(text: &[u8], symbols: &mut Vec<Symbol>) {
+    symbols.clear();
     let mut start = 0;
     while start < text.len() {
         let len = stated_char_len(text[start]).min(text.len() - start);
@@ -120,7 +154,6 @@ fn symbols_of(text: &[u8]) -> Vec<Symbol> {
         symbols.push(Symbol { start, len, previous: index.checked_sub(1).unwrap_or(NONE), next });
         start += len;
     }
-    symbols
 }
 
 /// The length of a character by its first byte; 1 for bytes that begin none.
@@ -141,7 +174,24 @@ struct Session<'a> {
     heap: BinaryHeap<Candidate>,
 }
 
-impl Session<'_> {
+impl<'a> Session<'a> {
+    fn encode_part(&mut self, part: &'a [u8], out: &mut Vec<TokenId>) {
+        self.text = part;
+        fill_symbols(part, &mut self.symbols);
+        self.merge_all();
+        let mut at = if self.symbols.is_empty() { NONE } else { 0 };
+        while at != NONE {
+            let symbol = self.symbols[at as usize];
+            let bytes = &part[symbol.start..symbol.start + symbol.len];
+            let Spm { byte_tokens, unknown, .. } = self.spm;
+            match self.vocab.find(bytes) {
+                Some(id) => out.push(id),
+                None => out.extend(bytes.iter().filter_map(|&byte| byte_tokens[byte as usize].or(*unknown))),
+            }
+            at = symbol.next;
+        }
+    }
+
     fn merge_all(&mut self) {
         for right in 1..self.symbols.len() as u32 {
             self.propose(right - 1, right);
@@ -175,6 +225,63 @@ impl Session<'_> {
         if let Some(id) = self.vocab.find(&self.text[start..start + len]) {
             let score = self.spm.scores[id.index()];
             self.heap.push(Candidate { score, left, right, len });
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::oracle::spm_vocabulary;
+    use proptest::prelude::*;
+
+    /// The definition: over the whole text, again and again the best pair, the leftmost of equals.
+    fn naive(spm: &Spm, vocab: &Vocab, text: &[u8]) -> Vec<TokenId> {
+        let escaped = escape_spaces(text);
+        let mut symbols = Vec::new();
+        fill_symbols(&escaped, &mut symbols);
+        let mut parts: Vec<&[u8]> =
+            symbols.iter().map(|symbol| &escaped[symbol.start..symbol.start + symbol.len]).collect();
+        loop {
+            let score = |at: usize| vocab.find(&parts[at..at + 2].concat()).map(|id| spm.scores[id.index()]);
+            let mut best: Option<(f32, usize)> = None;
+            for at in 0..parts.len().saturating_sub(1) {
+                if let Some(score) = score(at).filter(|score| best.is_none_or(|(highest, _)| *score > highest)) {
+                    best = Some((score, at));
+                }
+            }
+            let Some((_, at)) = best else { break };
+            let start: usize = parts[..at].iter().map(|part| part.len()).sum();
+            parts[at] = &escaped[start..start + parts[at].len() + parts[at + 1].len()];
+            parts.remove(at + 1);
+        }
+        let bytes = |part: &[u8]| -> Vec<TokenId> {
+            part.iter().filter_map(|&byte| spm.byte_tokens[byte as usize].or(spm.unknown)).collect()
+        };
+        parts.iter().flat_map(|part| vocab.find(part).map_or_else(|| bytes(part), |id| vec![id])).collect()
+    }
+
+    proptest! {
+        #[test]
+        fn parts_give_what_the_whole_text_gives(
+            text in "[ab> é人/<]{0,40}",
+            tail: Vec<u8>,
+            scores in proptest::collection::vec(-3i8..3, 18),
+        ) {
+            let words = [
+                "a", "b", " ", ">", "<", "/", "ab", " a", "a ", "  ", "> <", "> ", " <", "aa", " ab", "b>", "é", "</",
+            ];
+            let mut data = spm_vocabulary(&words);
+            for (slot, score) in data.scores[259..].iter_mut().zip(scores) {
+                *slot = f32::from(score);
+            }
+            let vocab = Vocab::new(&data, Spm::SPELLING).expect("a good vocabulary");
+            let spm = Spm::new(&data, &vocab).expect("good scores");
+            for text in [text.as_bytes(), &[text.as_bytes(), &tail].concat()] {
+                let mut found = Vec::new();
+                spm.encode(&vocab, text, &mut found);
+                prop_assert_eq!(found, naive(&spm, &vocab, text));
+            }
         }
     }
 }

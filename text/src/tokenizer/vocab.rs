@@ -3,10 +3,8 @@
 //! [`VocabData`] is what a file says; `Vocab` is that after checks, with the types corrected by [`super::roles`].
 //! Not here: splitting and merging. Next file: [`super::roles`].
 
-use std::collections::HashMap;
-
 use super::roles::{self, Roles, SpecialIds};
-use super::{TokenId, alphabet};
+use super::{FastMap, TokenId, alphabet};
 use crate::error::{Result, TextError};
 
 /// The tokenizer part of a GGUF file's metadata, decoded but not yet checked.
@@ -112,7 +110,7 @@ pub struct Vocab {
     texts: Vec<Vec<u8>>,
     attributes: Vec<TokenAttributes>,
     pieces: Pieces,
-    by_text: HashMap<Box<[u8]>, u32>,
+    by_text: FastMap<Box<[u8]>, u32>,
     pub(super) roles: Roles,
 }
 
@@ -179,8 +177,8 @@ fn named_if_empty((id, text): (usize, &Vec<u8>)) -> Vec<u8> {
     if text.is_empty() { format!("[EMPTY_{id}]").into_bytes() } else { text.clone() }
 }
 
-fn index_texts(texts: &[Vec<u8>]) -> Result<HashMap<Box<[u8]>, u32>> {
-    let mut by_text = HashMap::with_capacity(texts.len());
+fn index_texts(texts: &[Vec<u8>]) -> Result<FastMap<Box<[u8]>, u32>> {
+    let mut by_text = FastMap::with_capacity_and_hasher(texts.len(), Default::default());
     for (id, text) in (0u32..).zip(texts) {
         if let Some(first) = by_text.insert(text.clone().into_boxed_slice(), id) {
             let text = String::from_utf8_lossy(text).into_owned();
