@@ -50,8 +50,8 @@ pub enum PlanError {
         /// The model's.
         most: u32,
     },
-    /// GPU memory for a machine without GPU.
-    #[error("GPU memory was offered, but the machine `{device}` has no GPU")]
+    /// GPU memory for a machine of which no GPU is known.
+    #[error("GPU memory was offered, but no GPU is known of the machine `{device}`")]
     NoGpu {
         /// The machine.
         device: String,

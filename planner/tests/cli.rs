@@ -179,7 +179,7 @@ fn bad_input_is_one_error_with_its_exit_code() {
     fails(&ats_plan(["compile", "/no/such/model.gguf"]), 1, &["/no/such/model.gguf"]);
     fails(&ats_plan(["compile", "/"]), 1, &["directory"]);
     fails(&ats_plan(["compile", model, "--vram", "6"]), 2, &["--vram", "6144M"]);
-    fails(&ats_plan(["compile", model, "--vram", "6G"]), 2, &["no GPU", "hint: ", "--vram 0"]);
+    fails(&ats_plan(["compile", model, "--vram", "6G"]), 2, &["no GPU is known", "hint: ", "--vram 0"]);
     fails(&ats_plan(["compile", model, "--context", "9999999"]), 2, &["9999999", "4096", "hint: "]);
     fails(&ats_plan(["compile", model, "--context", "0"]), 2, &["--context"]);
     fails(&ats_plan(["compile", model, "--kv-type", "q4"]), 2, &["--kv-type", "f16", "f32"]);

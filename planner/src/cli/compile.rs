@@ -30,9 +30,6 @@ pub struct CompileArgs {
     /// Ceiling of everything on the GPU: 6G, 6144M, 0 for none [default: none on a machine without GPU].
     #[arg(long, value_name = "SIZE", value_parser = parse_amount)]
     pub vram: Option<Amount>,
-    /// Ceiling of CPU memory for weights [default: not limited].
-    #[arg(long, value_name = "SIZE", value_parser = parse_amount)]
-    pub ram: Option<Amount>,
     /// Longest context in tokens [default: the model's, at most 8192].
     #[arg(long, value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(1..))]
     pub context: Option<u32>,
@@ -102,7 +99,7 @@ fn options(args: &CompileArgs, program: &Program) -> Result<Options, Failure> {
     };
     Ok(Options {
         vram_bytes: args.vram.map_or(Ok(0), |amount| known_amount("--vram", amount))?,
-        ram_bytes: args.ram.map(|amount| known_amount("--ram", amount)).transpose()?,
+        ram_bytes: None,
         context_tokens,
         limits: RoundLimits { ubatch_tokens, output_tokens },
         prompt_tokens: args.prompt,
