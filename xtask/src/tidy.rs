@@ -78,8 +78,11 @@ fn function_lengths(lines: &[&str]) -> Vec<(usize, usize)> {
     starts
         .filter_map(|(start, line)| {
             let indent = line.len() - line.trim_start().len();
-            let end = lines[start..].iter().position(|line| line.trim_end() == format!("{:indent$}}}", ""))?;
-            Some((start, end + 1))
+            let (body_end, declaration_end) = (format!("{:indent$}}}", ""), format!("{:indent$})", ""));
+            let end = lines[start..].iter().position(|line| {
+                line.trim_end() == body_end || (line.starts_with(&declaration_end) && line.ends_with(';'))
+            })?;
+            lines[start + end].ends_with('}').then_some((start, end + 1))
         })
         .collect()
 }
@@ -97,7 +100,7 @@ mod tests {
 
     #[test]
     fn lengths_are_counted_from_signature_to_closing_brace() {
-        let text = "impl X {\n    pub fn a() {\n        1;\n    }\n}\nfn b() {}\nunsafe fn c()\nwhere\n{\n}\n";
+        let text = "impl X {\n    pub fn a() {\n        1;\n    }\n}\nfn b() {}\nunsafe fn c()\nwhere\n{\n}\nfn d(\n    x: u8,\n);\n";
         let lines: Vec<&str> = text.lines().collect();
         assert_eq!(function_lengths(&lines), [(1, 3), (6, 4)]);
     }
