@@ -1,6 +1,6 @@
-//! Attention steps: how the work is divided among workers. With few tokens of one sequence and a long cache it is divided by
-//! kv heads and segments of the cache, and joined after a barrier; otherwise by kv heads and blocks of tokens.
-//! The bits are the same either way. Not here: the arithmetic (`kernels::cpu::ops::attention`).
+//! Attention steps: how the work is divided among workers. With few tokens of one sequence and a long cache it is
+//! divided by kv heads and segments of the cache, and joined after a barrier; otherwise by kv heads and blocks of
+//! tokens. The bits are the same either way. Not here: the arithmetic (`kernels::cpu::ops::attention`).
 
 use super::prepare::FEW_TOKENS;
 use super::round::Span;
@@ -102,8 +102,11 @@ impl<'a> Context<'a> {
         let work = worker.begin_step();
         while let Some(claimed) = worker.claim(work, (step.shape.kv_heads * segments.len()) as u32, 1) {
             for unit in claimed {
-                let (head, segment) = (unit / segments.len(), segments.start + unit % segments.len());
-                let (place, rows) = self.partials(step, unit..unit + 1);
+                // Heads of one segment lie side by side in the cache: neighbouring units share its pages.
+                let (head, index) = (unit % step.shape.kv_heads, unit / step.shape.kv_heads);
+                let segment = segments.start + index;
+                let place_of_unit = head * segments.len() + index;
+                let (place, rows) = self.partials(step, place_of_unit..place_of_unit + 1);
                 // SAFETY: each unit has its own rows; readers come after a barrier.
                 let partials = unsafe { self.memory.partials.view_mut(place, rows) };
                 let scratch = &mut scratch.attention[step.scratch];

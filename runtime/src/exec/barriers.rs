@@ -1,6 +1,6 @@
-//! Where workers must meet. Light steps of one row domain form runs without barriers, since a row is always handled by the
-//! same worker; a run ends where other work begins, and before a light step that touches memory which the run has used
-//! with other rows. Not here: what steps do (`step.rs`).
+//! Where workers must meet. Light steps of one row domain form runs without barriers, since a row is always handled by
+//! the same worker; a run ends where other work begins, and before a light step that touches memory which the run has
+//! used with other rows. Not here: what steps do (`step.rs`).
 
 use super::shared::Place;
 use super::step::{Light, Step, Task};

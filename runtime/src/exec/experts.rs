@@ -1,5 +1,5 @@
-//! Routed experts: the round's (token, choice) pairs are sorted by expert, so that each expert that the round uses is read
-//! once and multiplies all its tokens together.
+//! Routed experts: the round's (token, choice) pairs are sorted by expert, so that each expert that the round uses is
+//! read once and multiplies all its tokens together.
 //!
 //! The region `Memory::groups` holds u32: the number of groups; per group its expert, first row and row count; then the
 //! pairs (token · chosen + choice) in the order of the groups. With one token the results go straight to their places.

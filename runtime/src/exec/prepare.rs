@@ -1,9 +1,9 @@
 //! From a program to steps and memory, once at load: values become places, operators become one or several steps, and
 //! barriers are put where a worker could otherwise touch what another writes.
 //!
-//! Light steps in a row need no barrier among them: a row is always handled by the same worker. They do need one where the
-//! rows are other rows (tokens, outputs), or where a value lies over memory that an earlier step of the run used with
-//! another geometry. Not here: running (`run.rs`), where values lie (`plan_format::arena`). Next: `run.rs`.
+//! Light steps in a row need no barrier among them: a row is always handled by the same worker. They do need one where
+//! the rows are other rows (tokens, outputs), or where a value lies over memory that an earlier step of the run used
+//! with another geometry. Not here: running (`run.rs`), where values lie (`plan_format::arena`). Next: `run.rs`.
 
 use super::barriers::place_barriers;
 use super::shared::{Place, Shared};

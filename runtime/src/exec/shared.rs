@@ -1,7 +1,7 @@
 //! Memory that the workers of a round share: plain bytes, read and written in pieces through typed windows.
 //!
-//! This is the executor's only `unsafe` memory: bounds are always checked, exclusion is the steps' contract (SSA values,
-//! disjoint row or panel ranges, barriers between steps). Not here: what lies where (`step.rs`).
+//! This is the executor's only `unsafe` memory: bounds are always checked, exclusion is the steps' contract (SSA
+//! values, disjoint row or panel ranges, barriers between steps). Not here: what lies where (`step.rs`).
 
 use bytemuck::Pod;
 use kernels::cpu::matmul::Output;

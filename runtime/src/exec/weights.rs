@@ -1,7 +1,7 @@
 //! The model's weights in memory, in the layout that the operators read.
 //!
-//! Matrices are packed once at load into one region (`Layout::Panel16`) by all cores; small vectors become F32; embedding
-//! rows that no product reads stay in the file's mapping, and so does everything in exact mode.
+//! Matrices are packed once at load into one region (`Layout::Panel16`) by all cores; small vectors become F32;
+//! embedding rows that no product reads stay in the file's mapping, and so does everything in exact mode.
 //! Not here: where they live on a GPU. Next: `prepare.rs`.
 
 use super::shared::Shared;
