@@ -1,4 +1,5 @@
-//! Plain read bandwidth, barrier and wake-up of this machine by thread count: the bounds that CPU kernels are judged by.
+//! Plain read bandwidth, barrier and wake-up of this machine by thread count: the bounds that CPU kernels are judged
+//! by.
 //!
 //! `cargo bench -p device --bench read` covers 1 GiB; as a test (without `--bench`) it covers 4 MiB and judges nothing.
 

@@ -1,8 +1,8 @@
-//! What the thread team costs: barrier, wake-up, and a decode-like load alone and beside busy loops of the same priority:
-//! one on every core, and on 10 of 16 cores, pinned there or free.
+//! What the thread team costs: barrier, wake-up, and a decode-like load alone and beside busy loops of the same
+//! priority: one on every core, and on 10 of 16 cores, pinned there or free.
 //!
-//! `cargo bench -p device --bench team` prints medians of alternated runs. Run as a test (without `--bench`) it does the
-//! same with tiny sizes and judges nothing but that it ends: time is never a test here.
+//! `cargo bench -p device --bench team` prints medians of alternated runs. Run as a test (without `--bench`) it does
+//! the same with tiny sizes and judges nothing but that it ends: time is never a test here.
 
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};

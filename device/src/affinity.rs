@@ -6,7 +6,8 @@ use rustix::thread::{CpuSet, Pid, sched_getaffinity, sched_setaffinity};
 
 use crate::topology::CpuId;
 
-/// The logical CPUs on which this process may run, ascending: the mask of the first thread that asked, before any pinning.
+/// The logical CPUs on which this process may run, ascending: the mask of the first thread that asked, before any
+/// pinning.
 pub fn process_cpus() -> &'static [CpuId] {
     static CPUS: OnceLock<Vec<CpuId>> = OnceLock::new();
     CPUS.get_or_init(thread_cpus)
@@ -27,4 +28,10 @@ pub fn restrict_thread(thread: Option<Pid>, cpus: &[CpuId]) -> bool {
         set.set(cpu.0 as usize);
     }
     set.count() > 0 && sched_setaffinity(thread, &set).is_ok()
+}
+
+/// Restricts a thread if it is still one of this process: a thread's number is given to others after its end.
+pub fn restrict_own_thread(thread: Pid, cpus: &[CpuId]) -> bool {
+    let folder = format!("/proc/self/task/{}", thread.as_raw_nonzero());
+    std::path::Path::new(&folder).exists() && restrict_thread(Some(thread), cpus)
 }

@@ -1,7 +1,7 @@
 //! Time as plans and sensors see it: the machine's monotonic clock, or the virtual clock of the simulated machine.
 //!
-//! Invariant: every duration that steers a decision (sensors, regime switches, predictions against measurements) is read
-//! from a [`Clock`]; whoever builds the run chooses which. Time-outs that only guard against hangs use real time.
+//! Invariant: every duration that steers a decision (sensors, regime switches, predictions against measurements) is
+//! read from a [`Clock`]; whoever builds the run chooses which. Time-outs that only guard against hangs use real time.
 //! Next: `trace.rs`.
 
 use std::sync::Arc;

@@ -1,8 +1,8 @@
 //! Host memory for weights and activations: huge-page regions, parallel reads into them, and what the machine has left.
 //!
 //! Plain threads read weights from huge pages 6 to 16 % faster than from 4 KiB pages, and the driver registers them 10
-//! times faster than it allocates pinned memory itself (DESIGN section 11). Invariant: a region is written through `&mut`
-//! only, so that a shared one can be read by copy engines and workers alike without locks. Knows no tensor.
+//! times faster than it allocates pinned memory itself (DESIGN section 11). Invariant: a region is written through
+//! `&mut` only, so that a shared one can be read by copy engines and workers alike without locks. Knows no tensor.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -47,7 +47,8 @@ impl HostRegion {
         let mapping =
             unsafe { mmap_anonymous(std::ptr::null_mut(), mapping_bytes, ProtFlags::READ | ProtFlags::WRITE, flags) };
         let mapping = mapping.map_err(|errno| refused(errno.into()))?.cast::<u8>();
-        // SAFETY: the aligned start lies less than a huge page into the mapping, which is at least one longer than `bytes`.
+        // SAFETY: the aligned start lies less than a huge page into the mapping, which is at least one longer than
+        // `bytes`.
         let start = unsafe { mapping.add(mapping.align_offset(HUGE_PAGE_BYTES)) };
         // SAFETY: the range belongs to the mapping. Without transparent huge pages the call fails and small ones serve.
         let _ = unsafe { madvise(start.cast(), bytes.next_multiple_of(HUGE_PAGE_BYTES), Advice::LinuxHugepage) };
@@ -203,8 +204,8 @@ impl HostMemoryInfo {
         })
     }
 
-    /// The least of what the machine and the control group leave. The group's page cache counts as free: the kernel takes
-    /// it back before it refuses memory, and here it is mostly the model file itself.
+    /// The least of what the machine and the control group leave. The group's page cache counts as free: the kernel
+    /// takes it back before it refuses memory, and here it is mostly the model file itself.
     pub fn usable_bytes(&self) -> u64 {
         self.cgroup_limit_bytes.map_or(self.available_bytes, |limit| limit.min(self.available_bytes))
     }

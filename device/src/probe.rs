@@ -1,9 +1,10 @@
-//! Measures the host: plain read bandwidth by thread count, barrier, wake-up; and the harness that kernels are timed with.
+//! Measures the host: plain read bandwidth by thread count, barrier, wake-up; and the harness that kernels are timed
+//! with.
 //!
-//! The operators' rates are measured by whoever owns operators, through [`time_rounds`]; nothing here knows one. Figures
-//! are medians, over buffers that rotate through at least [`ROTATION_BYTES`] so that no cache answers (a machine with a
-//! 300 MiB cache once reported twice its memory's speed), after warm-up rounds that wake the cores' clocks.
-//! Next: `probe/read.rs`.
+//! The operators' rates are measured by whoever owns operators, through [`time_rounds`]; nothing here knows one.
+//! Figures are medians, over buffers that rotate through at least [`ROTATION_BYTES`] so that no cache answers (a
+//! machine with a 300 MiB cache once reported twice its memory's speed), after warm-up rounds that wake the cores'
+//! clocks. Next: `probe/read.rs`.
 
 mod read;
 

@@ -1,11 +1,12 @@
 //! The simulated GPU: executes really, on threads and in memory of its own, while its time is virtual.
 //!
-//! It is the GPU for everyone without one, and the place where ordering is proven: `sim/race.rs` reports accesses that no
-//! rule orders, `sim/faults.rs` refuses, fails and delays on request. Times come from `sim/profile.rs` and the launches'
-//! expected durations, never from this machine. Invariants: same submissions, same results and same virtual times, for any
-//! delays (as long as one stream uses the copy engine); memory taken never exceeds the profile's or the ceiling; a failed
-//! operator loses the GPU, as a real one is lost. Not a model of a GPU's inside: an operator is its result and a duration,
-//! and what CPU and link take from each other in the DRAM is part of the durations that the caller gives. Next: `sim/stream.rs`.
+//! It is the GPU for everyone without one, and the place where ordering is proven: `sim/race.rs` reports accesses that
+//! no rule orders, `sim/faults.rs` refuses, fails and delays on request. Times come from `sim/profile.rs` and the
+//! launches' expected durations, never from this machine. Invariants: same submissions, same results and same virtual
+//! times, for any delays (as long as one stream uses the copy engine); memory taken never exceeds the profile's or the
+//! ceiling; a failed operator loses the GPU, as a real one is lost. Not a model of a GPU's inside: an operator is its
+//! result and a duration, and what CPU and link take from each other in the DRAM is part of the durations that the
+//! caller gives. Next: `sim/stream.rs`.
 
 mod faults;
 mod memory;

@@ -1,4 +1,5 @@
-//! The primitives below the thread team: atomics, a futex word, thread start. Under `cfg(loom)` they are loom's, so that
+//! The primitives below the thread team: atomics, a futex word, thread start. Under `cfg(loom)` they are loom's, so
+//! that
 //! `tests/loom.rs` explores the interleavings of the very code that ships.
 //!
 //! Not a general synchronisation library: only `team/` uses it. Next: `team/word.rs`.

@@ -1,10 +1,10 @@
 //! The persistent thread team: one pinned thread per physical core, the caller being worker 0.
 //!
 //! A round (`Team::run`) runs one closure on all active workers; inside, workers meet at barriers and share row blocks.
-//! Invariants: a round allocates nothing and makes no system call unless a thread sleeps or must be woken; the closure may
-//! borrow; a worker's panic ends the round with an error, never with a deadlock, and leaves the team usable; a change of
-//! the number of active workers touches no thread. Not a task scheduler: rayon does planning, loading and repacking.
-//! Next: `team/crew.rs` (the protocol), `team/worker.rs` (what a closure sees).
+//! Invariants: a round allocates nothing and makes no system call unless a thread sleeps or must be woken; the closure
+//! may borrow; a worker's panic ends the round with an error, never with a deadlock, and leaves the team usable; a
+//! change of the number of active workers touches no thread. Not a task scheduler: rayon does planning, loading and
+//! repacking. Next: `team/crew.rs` (the protocol), `team/worker.rs` (what a closure sees).
 
 mod barrier;
 mod crew;
@@ -30,9 +30,9 @@ use governor::{Governor, Movable};
 /// The most threads a team has: half the barrier's word.
 pub const THREADS_MAX: usize = 1024;
 
-/// How long a wait spins before it sleeps, unless the configuration says otherwise. A sleeper costs its team a wake-up of
-/// 10 to 300 us (virtual machines halt idle cores). Measured on 16 cores with one busy loop per core and steps of 20 us,
-/// the speed kept was 0.09 at 2 us, 0.15 at 10, 0.43 at 50, 0.44 to 0.50 at 200, and 0.06 to 0.48 at 1000.
+/// How long a wait spins before it sleeps, unless the configuration says otherwise. A sleeper costs its team a wake-up
+/// of 10 to 300 us (virtual machines halt idle cores). Measured on 16 cores with one busy loop per core and steps of 20
+/// us, the speed kept was 0.09 at 2 us, 0.15 at 10, 0.43 at 50, 0.44 to 0.50 at 200, and 0.06 to 0.48 at 1000.
 pub const SPIN_US_DEFAULT: u32 = 200;
 
 /// Where a team's threads run.
@@ -156,8 +156,9 @@ impl Team {
         self.crew.spin_ns.store(spin_us.saturating_mul(1000), Ordering::Relaxed);
     }
 
-    /// Runs `work` once on every active worker and returns when all are through. Writes of any worker are visible to the
-    /// caller after it. Errors: a worker panicked, or the workers did not call the same barriers.
+    /// Runs `work` once on every active worker and returns when all are through. Worker 0 is the calling thread; only
+    /// the one that built the team is pinned. Writes of any worker are visible to the caller after it. Errors: a worker
+    /// panicked, or the workers did not call the same barriers.
     pub fn run<F>(&mut self, work: F) -> Result<(), DeviceError>
     where
         F: Fn(&Worker<'_>) + Sync,
@@ -169,19 +170,20 @@ impl Team {
         outcome
     }
 
-    /// Gets sleeping workers of the next round to spin, so that it starts without their wake-up (10 to 300 us). To be called
-    /// a little before a wait for the GPU is expected to end; costs a look per worker when none sleeps.
+    /// Gets sleeping workers of the next round to spin, so that it starts without their wake-up (10 to 300 us). To be
+    /// called a little before a wait for the GPU is expected to end; costs a look per worker when none sleeps.
     pub fn rouse(&mut self) {
         self.crew.rouse(self.active as u32);
     }
 
-    /// How much CPU time others took from the active workers lately (looked at every 50 ms while rounds run). All zero for
-    /// a team that is not pinned or where the kernel keeps no scheduler statistics.
+    /// How much CPU time others took from the active workers lately (looked at every 50 ms while rounds run). All zero
+    /// for a team that is not pinned or where the kernel keeps no scheduler statistics.
     pub fn pressure(&self) -> Pressure {
         self.governor.as_ref().map(Governor::pressure).unwrap_or_default()
     }
 
-    /// Whether the workers are on their own cores now. A team shrunk below the machine leaves them when others are there.
+    /// Whether the workers are on their own cores now. A team shrunk below the machine leaves them when others are
+    /// there.
     pub fn placement(&self) -> Placement {
         self.governor.as_ref().map_or(Placement::Free, Governor::placement)
     }
@@ -195,7 +197,7 @@ impl Drop for Team {
             let _ = handle.join();
         }
         if let Some((caller, cpus)) = self.caller_before.take() {
-            crate::affinity::restrict_thread(Some(caller), &cpus);
+            crate::affinity::restrict_own_thread(caller, &cpus);
         }
     }
 }
@@ -221,8 +223,8 @@ impl Places {
     }
 }
 
-/// Puts the calling thread on its place; without one, wherever the process may run (a pinned parent's mask is inherited).
-/// A refusal costs speed only; the probe's curves show it.
+/// Puts the calling thread on its place; without one, wherever the process may run (a pinned parent's mask is
+/// inherited). A refusal costs speed only; the probe's curves show it.
 fn pin(place: Option<CpuId>) {
     match place {
         Some(cpu) => crate::affinity::restrict_thread(None, &[cpu]),

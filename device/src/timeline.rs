@@ -1,21 +1,21 @@
 //! Every ordering rule between the CPU, the compute stream and the transfer stream, in one place.
 //!
 //! The rules, each with its method:
-//! 1. copy done → reader may start: [`fill`](Timeline::fill) records an event after the copies, [`read`](Timeline::read)
-//!    makes the compute stream wait for it;
-//! 2. last reader done → slot may be refilled: [`release`](Timeline::release) records an event after the readers, the next
-//!    `fill` makes the transfer stream wait for it;
+//! 1. copy done → reader may start: [`fill`](Timeline::fill) records an event after the copies,
+//!    [`read`](Timeline::read) makes the compute stream wait for it;
+//! 2. last reader done → slot may be refilled: [`release`](Timeline::release) records an event after the readers, the
+//!    next `fill` makes the transfer stream wait for it;
 //! 3. copy done → the host may refill a staging buffer: [`wait_source`](Timeline::wait_source);
-//! 4. CPU part done → GPU part may start: [`gpu_waits_for_cpu`](Timeline::gpu_waits_for_cpu) queues the wait ahead of time,
-//!    [`cpu_done`](Timeline::cpu_done) lets it pass;
+//! 4. CPU part done → GPU part may start: [`gpu_waits_for_cpu`](Timeline::gpu_waits_for_cpu) queues the wait ahead of
+//!    time, [`cpu_done`](Timeline::cpu_done) lets it pass;
 //! 5. GPU part done → CPU part may start: [`gpu_signals_cpu`](Timeline::gpu_signals_cpu) queues the signal,
 //!    [`cpu_waits_for_gpu`](Timeline::cpu_waits_for_gpu) polls for it.
 //!
-//! Invariants: a slot is read only between a fill and its release, and refilled only outside that span, else an error and
-//! nothing is queued; hand-overs to the GPU complete in the order in which they were queued; one flag per direction with a
-//! growing epoch, so no flag is ever reset; a round that fails ends in [`abandon`](Timeline::abandon), after which both
-//! streams are empty. Nothing here waits for a whole device. Allocates nothing after `new`.
-//! Not here: what runs (operators), where (placement), when it is worth it (schedules).
+//! Invariants: a slot is read only between a fill and its release, and refilled only outside that span, else an error
+//! and nothing is queued; hand-overs to the GPU complete in the order in which they were queued; one flag per direction
+//! with a growing epoch, so no flag is ever reset; a round that fails ends in [`abandon`](Timeline::abandon), after
+//! which both streams are empty. Nothing here waits for a whole device. Allocates nothing after `new`. Not here: what
+//! runs (operators), where (placement), when it is worth it (schedules).
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -84,7 +84,8 @@ pub struct Timeline {
 }
 
 impl Timeline {
-    /// Streams, events and flags for `slots` slots. `silence_max`: how long the CPU waits for the GPU before it gives up.
+    /// Streams, events and flags for `slots` slots. `silence_max`: how long the CPU waits for the GPU before it gives
+    /// up.
     pub fn new(gpu: Arc<dyn Gpu>, slots: usize, silence_max: Duration) -> Result<Self, DeviceError> {
         let compute = gpu.new_stream(StreamKind::Compute)?;
         let transfer = gpu.new_stream(StreamKind::Transfer)?;
@@ -117,8 +118,8 @@ impl Timeline {
         self.gpu.launch(self.compute, launch)
     }
 
-    /// Queues the copies that fill a slot: they start once its last readers are done. Errors: the slot was filled and not
-    /// released or discarded.
+    /// Queues the copies that fill a slot: they start once its last readers are done. Errors: the slot was filled and
+    /// not released or discarded.
     pub fn fill(&mut self, index: SlotIndex, copies: &[(DevicePtr, CopySource)]) -> Result<(), DeviceError> {
         let (gpu, transfer) = (Arc::clone(&self.gpu), self.transfer);
         let slot = self.slot(index, &[SlotState::Free], "filled before it was released")?;
@@ -151,7 +152,8 @@ impl Timeline {
         Ok(())
     }
 
-    /// Forgets a fill that nobody has read (the schedule changed). The next fill's copies come after it on their stream.
+    /// Forgets a fill that nobody has read (the schedule changed). The next fill's copies come after it on their
+    /// stream.
     pub fn discard(&mut self, index: SlotIndex) -> Result<(), DeviceError> {
         self.slot(index, &[SlotState::Filled], "discarded though it was not filled, or read already")?.state =
             SlotState::Free;
@@ -219,8 +221,8 @@ impl Timeline {
         self.gpu.synchronize(self.transfer)
     }
 
-    /// Ends a round that failed: lets all waits pass, waits for both streams, empties all slots. What the round computed
-    /// is garbage. Errors: the GPU is lost.
+    /// Ends a round that failed: lets all waits pass, waits for both streams, empties all slots. What the round
+    /// computed is garbage. Errors: the GPU is lost.
     pub fn abandon(&mut self) -> Result<(), DeviceError> {
         self.gpu.host_signal(self.to_gpu.flag, self.to_gpu.queued)?;
         self.to_gpu.done = self.to_gpu.queued;

@@ -1,7 +1,8 @@
-//! Which cores this process may use: `/sys/devices/system/{cpu,node}` cut down by the affinity mask and the cgroup quota.
+//! Which cores this process may use: `/sys/devices/system/{cpu,node}` cut down by the affinity mask and the cgroup
+//! quota.
 //!
-//! Reads files once, under a root that tests replace by a folder of fixtures; decides nothing about thread counts beyond
-//! naming one CPU per physical core, fastest first. Next: `cgroup.rs`, `team.rs`.
+//! Reads files once, under a root that tests replace by a folder of fixtures; decides nothing about thread counts
+//! beyond naming one CPU per physical core, fastest first. Next: `cgroup.rs`, `team.rs`.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};

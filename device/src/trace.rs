@@ -1,8 +1,8 @@
 //! What ran when: per-thread rings of timestamps, kept from the first round on, exported as Chrome trace events.
 //!
-//! Invariants: recording allocates nothing, takes no lock and makes no system call; a ring has one writer at a time, and a
-//! reader that comes too late finds entries gone, never mixed. Rings say nothing about names: ids are the caller's, who
-//! turns them into text when exporting. Files are the caller's, too. Next: `clock.rs`.
+//! Invariants: recording allocates nothing, takes no lock and makes no system call; a ring has one writer at a time,
+//! and a reader that comes too late finds entries gone, never mixed. Rings say nothing about names: ids are the
+//! caller's, who turns them into text when exporting. Files are the caller's, too. Next: `clock.rs`.
 
 use std::fmt::Write;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -126,8 +126,8 @@ fn decode([what, start, end]: [u64; 3]) -> Entry {
     }
 }
 
-/// Entries as a Chrome trace (JSON object with `traceEvents`; ui.perfetto.dev and chrome://tracing open it): one track per
-/// worker and per GPU queue. `name` turns an entry into its label.
+/// Entries as a Chrome trace (JSON object with `traceEvents`; ui.perfetto.dev and chrome://tracing open it): one track
+/// per worker and per GPU queue. `name` turns an entry into its label.
 pub fn chrome_trace(entries: &[Entry], name: impl Fn(&Entry) -> String) -> String {
     let mut tracks: Vec<Track> = entries.iter().map(|entry| entry.track).collect();
     tracks.sort_unstable();
@@ -145,13 +145,9 @@ pub fn chrome_trace(entries: &[Entry], name: impl Fn(&Entry) -> String) -> Strin
     for entry in entries {
         let (tid, name, split) = (entry.track.encode(), quoted(&name(entry)), entry.split);
         let (start, span) = (entry.start.as_micros_f64(), entry.end.since(entry.start).as_micros_f64());
-        write_event(
-            &mut text,
-            &mut comma,
-            format_args!(
-                "\"ph\":\"X\",\"name\":{name},\"tid\":{tid},\"ts\":{start:.3},\"dur\":{span:.3},\"args\":{{\"split\":{split}}}"
-            ),
-        );
+        let times = format!("\"ts\":{start:.3},\"dur\":{span:.3}");
+        let fields = format_args!("\"ph\":\"X\",\"name\":{name},\"tid\":{tid},{times},\"args\":{{\"split\":{split}}}");
+        write_event(&mut text, &mut comma, fields);
     }
     text.push_str("\n]}\n");
     text

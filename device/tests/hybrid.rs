@@ -1,118 +1,28 @@
-//! The timeline on the simulated GPU: a little model whose layers are resident, streamed through slots, or on the CPU gives
-//! the same bits as a plain loop, whatever is delayed; its virtual time does not depend on the delays; and every rule,
-//! left out, is reported as a race. reports: R02.
+//! The timeline on the simulated GPU: a little model whose layers are resident, streamed through slots, or on the CPU
+//! gives the same bits as a plain loop, whatever is delayed; its virtual time does not depend on the delays; and every
+//! rule, left out, is reported as a race. reports: R02.
 //!
 //! The model: 8 layers, each with its own constants, so that a swapped or half-copied layer shows at once. The executor
 //! here is the smallest that uses all rules; the real one is the runtime's.
 #![cfg(not(loom))]
+
+mod support;
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use device::DeviceError;
 use device::clock::Nanos;
-use device::gpu::{
-    Access, CopySource, DevicePtr, DeviceRegion, Epoch, Gpu, GpuOp, GpuTarget, HostSpan, Launch, LaunchArgs,
-    MappedRegion, StreamKind,
-};
+use device::gpu::{Access, CopySource, DevicePtr, DeviceRegion, Epoch, Gpu, HostSpan, MappedRegion};
 use device::memory::HostRegion;
-use device::sim::{Faults, LinkPoint, LoadScript, LoadStep, Resource, SimConfig, SimGpu, SimProfile};
+use device::sim::{Faults, LoadScript, LoadStep, Resource, SimGpu};
 use device::timeline::{SlotIndex, Timeline};
+use support::{
+    BYTES, Bare, LAYERS, LayerOp, MoveOp, WORDS, launch, layer, set_words, sim, sim_under_load, weights, words,
+};
 
-const LAYERS: usize = 8;
-const WORDS: usize = 256;
-const BYTES: u64 = WORDS as u64 * 4;
 /// Layers 2 and 5 run on the CPU, the other six are streamed.
 const ON_CPU: [usize; 2] = [2, 5];
-
-fn profile() -> SimProfile {
-    SimProfile {
-        name: "test".into(),
-        memory_bytes: 1 << 20,
-        context_bytes: 4096,
-        pinned_limit_bytes: 1 << 30,
-        link: vec![LinkPoint { bytes: 1, rate_gbps: 0.1 }],
-        pageable_factor: 0.25,
-        submit: Nanos(100),
-        copy_start: Nanos(500),
-        to_gpu: Nanos(1000),
-        to_cpu: Nanos(700),
-    }
-}
-
-fn sim(faults: Faults) -> Arc<SimGpu> {
-    sim_under_load(faults, LoadScript::default())
-}
-
-fn sim_under_load(faults: Faults, load: LoadScript) -> Arc<SimGpu> {
-    Arc::new(SimGpu::new(SimConfig { profile: profile(), load, faults, ceiling_bytes: None }))
-}
-
-/// x[i] = x[i] · 31 + w[(i + x[0]) mod n]: every word matters, and so does the order of layers.
-fn layer(x: &mut [u32], weights: &[u32]) {
-    let shift = x[0] as usize;
-    for i in 0..x.len() {
-        x[i] = x[i].wrapping_mul(31).wrapping_add(weights[(i + shift) % weights.len()]);
-    }
-}
-
-fn words(bytes: &[u8]) -> Vec<u32> {
-    bytes.chunks_exact(4).map(|word| u32::from_le_bytes([word[0], word[1], word[2], word[3]])).collect()
-}
-
-fn set_words(bytes: &mut [u8], words: &[u32]) {
-    bytes.chunks_exact_mut(4).zip(words).for_each(|(place, word)| place.copy_from_slice(&word.to_le_bytes()));
-}
-
-struct LayerOp {
-    weights: DevicePtr,
-    x: DevicePtr,
-}
-
-impl GpuOp for LayerOp {
-    fn name(&self) -> &str {
-        "layer"
-    }
-    fn run(&self, target: GpuTarget<'_>, _: LaunchArgs) -> Result<(), DeviceError> {
-        let GpuTarget::Simulated(task) = target else { panic!("a simulated GPU runs this") };
-        let weights = words(task.read(self.weights, BYTES)?);
-        let place = task.write(self.x, BYTES)?;
-        let mut x = words(place);
-        layer(&mut x, &weights);
-        set_words(place, &x);
-        Ok(())
-    }
-}
-
-/// The zero-copy kernel.
-struct MoveOp {
-    from: DevicePtr,
-    to: DevicePtr,
-}
-
-impl GpuOp for MoveOp {
-    fn name(&self) -> &str {
-        "move"
-    }
-    fn run(&self, target: GpuTarget<'_>, _: LaunchArgs) -> Result<(), DeviceError> {
-        let GpuTarget::Simulated(task) = target else { panic!("a simulated GPU runs this") };
-        task.write(self.to, BYTES)?.copy_from_slice(task.read(self.from, BYTES)?);
-        Ok(())
-    }
-}
-
-fn launch(op: impl GpuOp + 'static) -> Launch {
-    Launch { op: Arc::new(op), args: LaunchArgs::default(), expected: Nanos(2_000) }
-}
-
-fn weights() -> Arc<HostRegion> {
-    let mut region = HostRegion::new(LAYERS * BYTES as usize).unwrap();
-    for (l, place) in region.as_mut_slice().chunks_exact_mut(BYTES as usize).enumerate() {
-        let layer: Vec<u32> = (0..WORDS).map(|i| (l as u32 + 1) * 1_000_003 + i as u32).collect();
-        set_words(place, &layer);
-    }
-    Arc::new(region)
-}
 
 fn layer_weights(region: &HostRegion, l: usize) -> Vec<u32> {
     words(&region.as_slice()[l * BYTES as usize..(l + 1) * BYTES as usize])
@@ -295,30 +205,6 @@ fn check_race(calls: impl Fn(&SimGpu, &Bare) -> Result<(), DeviceError>) {
     }
 }
 
-struct Bare {
-    compute: device::gpu::StreamId,
-    transfer: device::gpu::StreamId,
-    source: CopySource,
-    slot: DevicePtr,
-    x: DevicePtr,
-    mapped: DevicePtr,
-}
-
-impl Bare {
-    fn new(gpu: &SimGpu) -> Self {
-        let region = weights();
-        let source = CopySource::Span(HostSpan { region, range: 0..BYTES as usize });
-        let memory = gpu.take_memory(2 * BYTES, "all").unwrap().start;
-        let streams = [StreamKind::Compute, StreamKind::Transfer].map(|kind| gpu.new_stream(kind).unwrap());
-        let mapped = gpu.take_mapped(BYTES, "mapped").unwrap().device;
-        let [compute, transfer] = streams;
-        Self { compute, transfer, source, slot: memory, x: memory.offset(BYTES), mapped }
-    }
-    fn layer(&self) -> Launch {
-        launch(LayerOp { weights: self.slot, x: self.x })
-    }
-}
-
 #[test]
 fn a_reader_that_does_not_wait_for_its_copy_is_reported() {
     check_race(|gpu, bare| {
@@ -434,91 +320,4 @@ fn a_silent_gpu_is_given_up() {
 fn a_gpu_dropped_while_a_stream_waits_does_not_hang() {
     let mut timeline = Timeline::new(sim(Faults::none()), 0, Duration::from_secs(1)).unwrap();
     let _never_done = timeline.gpu_waits_for_cpu().unwrap();
-}
-
-#[test]
-fn memory_ends_at_the_ceiling_and_at_faults() {
-    let config =
-        |ceiling_bytes, faults| SimConfig { profile: profile(), load: LoadScript::default(), faults, ceiling_bytes };
-    let gpu = SimGpu::new(config(Some(4096 + 1024), Faults::none()));
-    gpu.take_memory(1000, "weights").unwrap(); // takes 1024 of the 1024 left by the context
-    let error = gpu.take_memory(1, "slots").unwrap_err().to_string();
-    assert!(error.contains("slots") && error.contains("--vram"), "{error}");
-    let memory = gpu.memory().unwrap();
-    assert_eq!((memory.ours_bytes, memory.free_bytes), (5120, (1 << 20) - 5120));
-    for ask in [u64::MAX, 1 << 20] {
-        let gpu = SimGpu::new(config(None, Faults::none()));
-        assert!(matches!(gpu.take_memory(ask, "weights"), Err(DeviceError::GpuMemory { .. })));
-    }
-    let gpu = SimGpu::new(config(None, Faults { fail_memory_request: Some(1), ..Faults::none() }));
-    gpu.take_memory(1, "a").unwrap();
-    assert!(matches!(gpu.take_memory(1, "b"), Err(DeviceError::GpuMemory { .. })));
-    gpu.take_memory(1, "c").unwrap();
-}
-
-#[test]
-fn pinning_ends_at_the_limit_and_copies_from_unpinned_memory_are_slow() {
-    let time = |faults| {
-        let gpu = sim(faults);
-        let bare = Bare::new(&gpu);
-        let CopySource::Span(span) = &bare.source else { panic!("a span") };
-        let pinned = gpu.pin(&span.region);
-        gpu.copy_to_gpu(bare.transfer, bare.slot, &bare.source).unwrap();
-        gpu.synchronize(bare.transfer).unwrap();
-        (pinned.is_ok(), gpu.clock().now())
-    };
-    let (pinned, fast) = time(Faults::none());
-    let (refused, slow) = time(Faults { refuse_pinning_from_bytes: Some(0), ..Faults::none() });
-    assert_eq!((pinned, fast), (true, Nanos(100 + 500 + 10_240)));
-    assert_eq!((refused, slow), (false, Nanos(100 + 500 + 40_960)));
-}
-
-#[test]
-fn addresses_outside_and_double_views_are_refused() {
-    struct Odd(DevicePtr, u64, DevicePtr);
-    impl GpuOp for Odd {
-        fn name(&self) -> &str {
-            "odd"
-        }
-        fn run(&self, target: GpuTarget<'_>, _: LaunchArgs) -> Result<(), DeviceError> {
-            let GpuTarget::Simulated(task) = target else { panic!("a simulated GPU runs this") };
-            let read = task.read(self.0, self.1)?;
-            task.write(self.2, 4)?[0] = read.len() as u8;
-            Ok(())
-        }
-    }
-    let attempt = |op: fn(DevicePtr) -> Odd| {
-        let gpu = sim(Faults::none());
-        let start = gpu.take_memory(512, "memory").unwrap().start;
-        let stream = gpu.new_stream(StreamKind::Compute).unwrap();
-        gpu.launch(stream, &launch(op(start))).and_then(|()| gpu.synchronize(stream))
-    };
-    attempt(|start| Odd(start, 256, start.offset(256))).unwrap();
-    let bad: [fn(DevicePtr) -> Odd; 5] = [
-        |start| Odd(start, 513, start),
-        |_| Odd(DevicePtr(0), 1, DevicePtr(0)),
-        |start| Odd(start.offset(1 << 45), 1, start),
-        |start| Odd(start, u64::MAX, start),
-        |start| Odd(start, 257, start.offset(256)),
-    ];
-    for op in bad {
-        let message = attempt(op).unwrap_err().to_string();
-        assert!(message.contains("not in any memory") || message.contains("asks twice"), "{message}");
-    }
-}
-
-#[test]
-fn events_tell_virtual_time_between_operators() {
-    let gpu = sim(Faults::jitter(9));
-    let bare = Bare::new(&gpu);
-    let (before, after) = (gpu.new_event().unwrap(), gpu.new_event().unwrap());
-    assert!(gpu.event_passed(before).unwrap() && gpu.elapsed(before, after).is_ok());
-    gpu.record(bare.compute, before).unwrap();
-    for _ in 0..3 {
-        gpu.launch(bare.compute, &bare.layer()).unwrap();
-    }
-    gpu.record(bare.compute, after).unwrap();
-    gpu.synchronize(bare.compute).unwrap();
-    // The first starts when it is submitted, 0.1 us after the record; the others follow it without a gap.
-    assert_eq!(gpu.elapsed(before, after).unwrap(), Nanos(100 + 3 * 2_000));
 }

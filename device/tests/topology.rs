@@ -101,7 +101,8 @@ fn a_quota_limits_the_threads() {
         tree.read(|_| true).map(|topology| (topology.quota_milli_cpus, topology.threads_at_most()))
     };
     let v2 = ("proc/self/cgroup", "0::/user/job\n");
-    let cases: [(&[(&str, &str)], Option<u64>, usize); 8] = [
+    type Files<'a> = &'a [(&'a str, &'a str)];
+    let cases: [(Files<'_>, Option<u64>, usize); 8] = [
         (&[v2, ("sys/fs/cgroup/user/job/cpu.max", "max 100000\n")], None, 6),
         (&[v2, ("sys/fs/cgroup/user/job/cpu.max", "250000 100000\n")], Some(2500), 2),
         (&[v2, ("sys/fs/cgroup/user/job/cpu.max", "50000 100000\n")], Some(500), 1),

@@ -1,7 +1,9 @@
 //! Plain reads of host memory: what a set of threads can get at all. The bound that every decode kernel is judged by.
 //!
-//! A read is a wrapping sum over 64-bit words in eight chains, which keeps more loads under way than memory can answer.
-//! Pages are huge, touched by the threads that later read them. Next: `../probe.rs`.
+//! A read is a wrapping sum over 64-bit words, with the widest registers the CPU has and prefetches [`AHEAD_BYTES`]
+//! ahead; blocks are claimed, not dealt. Measured on 16 cores at 8 threads: 48 GB/s with 16-byte loads and equal
+//! shares, 58 with 64-byte loads, 89 with the prefetches; at 16 threads 101 with equal shares (a slow thread holds up
+//! the rest), 138 to 152 with claimed blocks. Pages are huge. Next: `../probe.rs`.
 
 use std::hint::black_box;
 use std::ops::Range;
@@ -22,8 +24,8 @@ pub struct Rotation {
 }
 
 impl Rotation {
-    /// A buffer of `bytes` in pieces of `piece_bytes` (both rounded to blocks, one piece at least), filled by the team's
-    /// active workers. Errors: the system refuses the memory, a worker panicked.
+    /// A buffer of `bytes` in pieces of `piece_bytes` (both rounded to blocks, one piece at least), filled by the
+    /// team's active workers. Errors: the system refuses the memory, a worker panicked.
     pub fn new(team: &mut Team, bytes: usize, piece_bytes: usize) -> Result<Self, DeviceError> {
         let piece_bytes = piece_bytes.next_multiple_of(BLOCK_BYTES).max(BLOCK_BYTES);
         let pieces = (bytes / piece_bytes).max(1);
@@ -66,11 +68,11 @@ pub struct ReadPoint {
     pub rotation_bytes: u64,
 }
 
-/// Bytes read in one round: long enough that waking the team does not count.
-const ROUND_BYTES: usize = 64 << 20;
+/// Bytes read in one round: long enough that waking the team and the last blocks do not count.
+const ROUND_BYTES: usize = 256 << 20;
 
-/// Plain read bandwidth at each of `threads` (cut to the usable cores), over `rotation_bytes` of memory. `progress` hears
-/// of every point. Errors: no memory, no threads.
+/// Plain read bandwidth at each of `threads` (cut to the usable cores), over `rotation_bytes` of memory. `progress`
+/// hears of every point. Errors: no memory, no threads.
 pub fn read_curve(
     topology: &Topology,
     threads: &[usize],
@@ -105,15 +107,65 @@ fn read_point(team: &mut Team, rotation: &Rotation, effort: Effort) -> Result<Re
     Ok(ReadPoint { threads: team.active(), gb_per_s, timing, rotation_bytes })
 }
 
-/// Wrapping sum of the 64-bit words of `bytes` (a rest below 64 bytes is left out), in eight chains.
+/// How far ahead of the sum a block is prefetched; 1 KiB and 4 KiB measured the same within 2 %.
+const AHEAD_BYTES: usize = 2 << 10;
+
+/// Words of one step: four AVX-512 registers.
+const STEP_BYTES: usize = 256;
+
+/// Wrapping sum of the 64-bit words of `bytes`; a rest below [`STEP_BYTES`] is left out.
 fn sum(bytes: &[u8]) -> u64 {
-    let mut chains = [0_u64; 8];
-    for line in bytes.as_chunks::<64>().0 {
-        for (chain, word) in chains.iter_mut().zip(line.as_chunks::<8>().0) {
+    #[cfg(target_arch = "x86_64")]
+    {
+        if std::arch::is_x86_feature_detected!("avx512f") {
+            // SAFETY: the CPU and the operating system support AVX-512F.
+            return unsafe { x86::sum_avx512(bytes) };
+        }
+        if std::arch::is_x86_feature_detected!("avx2") {
+            // SAFETY: the CPU and the operating system support AVX2.
+            return unsafe { x86::sum_avx2(bytes) };
+        }
+    }
+    sum_steps(bytes, |_| {})
+}
+
+/// The sum; `prefetch` hears of the address of every cache line some way ahead. Without target features of its own, so
+/// that it inlines into callers that have some.
+#[inline(always)]
+fn sum_steps(bytes: &[u8], prefetch: impl Fn(*const u8)) -> u64 {
+    let mut chains = [0_u64; STEP_BYTES / 8];
+    for step in bytes.as_chunks::<STEP_BYTES>().0 {
+        for line in 0..STEP_BYTES / 64 {
+            prefetch(step.as_ptr().wrapping_add(AHEAD_BYTES + line * 64));
+        }
+        for (chain, word) in chains.iter_mut().zip(step.as_chunks::<8>().0) {
             *chain = chain.wrapping_add(u64::from_ne_bytes(*word));
         }
     }
     chains.iter().fold(0, |total, chain| total.wrapping_add(*chain))
+}
+
+#[cfg(target_arch = "x86_64")]
+mod x86 {
+    //! `sum_steps` compiled for wide registers.
+
+    use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+
+    #[target_feature(enable = "avx512f")]
+    pub fn sum_avx512(bytes: &[u8]) -> u64 {
+        super::sum_steps(bytes, prefetch)
+    }
+
+    #[target_feature(enable = "avx2")]
+    pub fn sum_avx2(bytes: &[u8]) -> u64 {
+        super::sum_steps(bytes, prefetch)
+    }
+
+    #[inline(always)]
+    fn prefetch(address: *const u8) {
+        // SAFETY: a prefetch never faults, whatever the address.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(address.cast()) }
+    }
 }
 
 #[cfg(test)]
@@ -122,10 +174,14 @@ mod tests {
     use std::time::Duration;
 
     #[test]
-    fn a_sum_reads_every_whole_line() {
-        let bytes: Vec<u8> = (0..64 * 5 + 63_u32).map(|i| (i * 37) as u8).collect();
-        let words = bytes[..320].chunks_exact(8).map(|word| u64::from_ne_bytes(word.try_into().unwrap()));
-        assert_eq!(sum(&bytes), words.fold(0, u64::wrapping_add));
+    fn a_sum_reads_every_whole_step() {
+        for steps in [0, 1, 2, 17] {
+            let whole = steps * STEP_BYTES;
+            let bytes: Vec<u8> = (0..whole + STEP_BYTES - 1).map(|i| (i * 37 + i / 256) as u8).collect();
+            let words = bytes[..whole].chunks_exact(8).map(|word| u64::from_ne_bytes(word.try_into().unwrap()));
+            let expected = words.fold(0, u64::wrapping_add);
+            assert_eq!((sum(&bytes), sum_steps(&bytes, |_| {})), (expected, expected));
+        }
     }
 
     #[test]

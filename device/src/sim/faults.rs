@@ -1,8 +1,8 @@
 //! What goes wrong on a simulated GPU on request: refused memory, refused pinning, a failing operator, and delays that
 //! tempt a faulty ordering to show.
 //!
-//! Delays are real (the thread gives its core away) and change no virtual time: results and virtual times must be the same
-//! with any of them. Drawn from a seed, so that a failing run can be named.
+//! Delays are real (the thread gives its core away) and change no virtual time: results and virtual times must be the
+//! same with any of them. Drawn from a seed, so that a failing run can be named.
 
 /// The faults of one simulated GPU. [`Faults::none`] is a healthy one.
 #[derive(Debug, Clone, PartialEq, Eq)]

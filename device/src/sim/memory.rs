@@ -1,8 +1,9 @@
-//! The memory of a simulated GPU: regions behind addresses that are not addresses of the host, and a task's view of them.
+//! The memory of a simulated GPU: regions behind addresses that are not addresses of the host, and a task's view of
+//! them.
 //!
-//! Invariants: every access is bounds-checked, registered with the race detector before the bytes are touched, and a task
-//! never holds two overlapping views of which one can write. So operators written in safe Rust cannot tear memory, however
-//! wrong the ordering around them is. Next: `race.rs`.
+//! Invariants: every access is bounds-checked, registered with the race detector before the bytes are touched, and a
+//! task never holds two overlapping views of which one can write. So operators written in safe Rust cannot tear memory,
+//! however wrong the ordering around them is. Next: `race.rs`.
 
 use std::cell::RefCell;
 use std::ops::Range;
@@ -62,8 +63,9 @@ impl<'a> SimTask<'a> {
     /// Bytes to read. Errors: outside a region, a race, or overlap with bytes this task may write.
     pub fn read(&self, start: DevicePtr, bytes: u64) -> Result<&[u8], DeviceError> {
         let pointer = self.claim(start, bytes, Access::Read)?;
-        // SAFETY: the range lies in a region that lives as long as the memory. No other agent writes it: the race detector
-        // refused unordered accesses before they touched anything. This task holds no overlapping writable view.
+        // SAFETY: the range lies in a region that lives as long as the memory. No other agent writes it: the race
+        // detector refused unordered accesses before they touched anything. This task holds no overlapping writable
+        // view.
         Ok(unsafe { std::slice::from_raw_parts(pointer, bytes as usize) })
     }
 

@@ -1,7 +1,7 @@
 //! What a simulated machine costs: latencies, the link's curve, memory; and the scripted load that slows it down.
 //!
-//! Pure data and arithmetic. Built by whoever has a device profile (the planner's format is not known here). The costs of
-//! operators come with each launch. Next: `stream.rs`, which spends this time.
+//! Pure data and arithmetic. Built by whoever has a device profile (the planner's format is not known here). The costs
+//! of operators come with each launch. Next: `stream.rs`, which spends this time.
 
 use crate::clock::Nanos;
 

@@ -1,8 +1,8 @@
 //! Finds accesses that no rule orders: vector clocks over the host and the streams, and a shadow of the memory.
 //!
 //! Works on declared order, not on luck: two accesses to the same bytes, one of them a write, must be connected by
-//! submissions, events, flags or waits of the host. If not, that is reported whatever the threads' timing was. An access is
-//! registered before it touches memory, so the second one of a race is refused and no bytes are ever torn.
+//! submissions, events, flags or waits of the host. If not, that is reported whatever the threads' timing was. An
+//! access is registered before it touches memory, so the second one of a race is refused and no bytes are ever torn.
 //! Pure; locked by `state.rs`.
 
 use std::collections::BTreeMap;

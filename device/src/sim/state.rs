@@ -1,9 +1,9 @@
-//! What the streams and the host of a simulated machine share under one lock: events, flags, the copy engine's time, the
-//! shadow memory, and whether the GPU is lost.
+//! What the streams and the host of a simulated machine share under one lock: events, flags, the copy engine's time,
+//! the shadow memory, and whether the GPU is lost.
 //!
-//! Every event and flag keeps the history of its values with the virtual time and the knowledge (vector clock) of whoever
-//! set it. A waiter takes the first value that satisfies it, whenever its thread comes to look: so virtual times and race
-//! reports do not depend on real timing. Next: `stream.rs`.
+//! Every event and flag keeps the history of its values with the virtual time and the knowledge (vector clock) of
+//! whoever set it. A waiter takes the first value that satisfies it, whenever its thread comes to look: so virtual
+//! times and race reports do not depend on real timing. Next: `stream.rs`.
 
 use std::collections::VecDeque;
 use std::sync::{Condvar, Mutex, MutexGuard};

@@ -1,5 +1,5 @@
-//! A stream of the simulated GPU: a thread that takes commands in order, waits as they say, works, and keeps the stream's
-//! virtual time.
+//! A stream of the simulated GPU: a thread that takes commands in order, waits as they say, works, and keeps the
+//! stream's virtual time.
 //!
 //! Virtual time of a command: it starts when the stream is free, the host has submitted it and all that it waits for is
 //! there (a copy also waits for the one copy engine); it ends after its cost under the scripted load. Real delays never

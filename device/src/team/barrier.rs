@@ -2,9 +2,9 @@
 //!
 //! Invariants: (1) no worker leaves an episode before the last one arrived, and all writes before the arrivals are
 //! visible after it; (2) a worker that leaves the round (its closure returned) while others wait, or a worker that
-//! arrives after another left, is a mismatch: it poisons the barrier instead of waiting for ever; (3) a poisoned barrier
-//! lets nobody wait. Arrivals and departures share one word, so every pair of them is ordered.
-//! Not aware of rounds or threads: `crew.rs` is.
+//! arrives after another left, is a mismatch: it poisons the barrier instead of waiting for ever; (3) a poisoned
+//! barrier lets nobody wait. Arrivals and departures share one word, so every pair of them is ordered. Not aware of
+//! rounds or threads: `crew.rs` is.
 
 use super::word::WaitWord;
 use crate::sync::{AtomicU32, CachePadded, Ordering};

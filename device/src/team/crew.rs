@@ -1,9 +1,10 @@
 //! What the workers of a team share, and the life of a round: post, work, leave, collect.
 //!
-//! Protocol of a round (caller = worker 0): the caller, alone, resets queue, barrier and failure, writes the job and the
-//! number of absent workers, then publishes each active worker's `go` word. A worker sees its word change, runs the job,
-//! and decrements `absent`. The caller runs the job too, then waits for `absent` to reach zero. Hence the job, which
-//! borrows from the caller's stack, outlives every use of it. Next: `../team.rs` (threads), `worker.rs` (what a job sees).
+//! Protocol of a round (caller = worker 0): the caller, alone, resets queue, barrier and failure, writes the job and
+//! the number of absent workers, then publishes each active worker's `go` word. A worker sees its word change, runs the
+//! job, and decrements `absent`. The caller runs the job too, then waits for `absent` to reach zero. Hence the job,
+//! which borrows from the caller's stack, outlives every use of it. Next: `../team.rs` (threads), `worker.rs` (what a
+//! job sees).
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -67,8 +68,8 @@ pub struct Crew {
     failure: Mutex<Option<DeviceError>>,
 }
 
-// SAFETY: `orders` is the only part that is not Sync by itself. It is written by the caller while no worker is in a round
-// and read by workers after they saw their `go` word change (release/acquire); the job's closure is Sync.
+// SAFETY: `orders` is the only part that is not Sync by itself. It is written by the caller while no worker is in a
+// round and read by workers after they saw their `go` word change (release/acquire); the job's closure is Sync.
 unsafe impl Sync for Crew {}
 // SAFETY: as above; a job's pointer is only used during its round.
 unsafe impl Send for Crew {}
@@ -119,7 +120,8 @@ impl Crew {
         }
     }
 
-    /// Gets sleeping workers below `count` to spin again. Orders are not touched: a roused worker does not look at them.
+    /// Gets sleeping workers below `count` to spin again. Orders are not touched: a roused worker does not look at
+    /// them.
     pub fn rouse(&self, count: u32) {
         for go in &self.go[1..count as usize] {
             go.publish_to_sleepers(|word| word ^ ROUSE);

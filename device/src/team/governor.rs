@@ -1,12 +1,12 @@
 //! Watches whether others take the team's cores, and moves the team off its pins when that helps.
 //!
-//! Evidence: `/proc/self/task/TID/schedstat` counts how long each worker wanted to run and could not. Measured on 16 cores
-//! (steps of 20 to 100 us, speed kept beside busy loops): a team smaller than the machine keeps 0.45 pinned beside loops on
-//! its own cores and 0.95 unpinned, because free cores exist; a team as large as the machine keeps 0.4 to 0.5 pinned and
-//! 0.05 to 0.25 unpinned, because the kernel stacks two workers on one core. So: unpin only when enough cores idle, and go
-//! back when it does not help. Sleeping sooner hurts in every case (0.1 to 0.2 with a spin of 2 us): the spin stays.
-//! The number of workers is not decided here: a schedule carries it, `Team::set_active` applies it.
-//! [`decide`] is pure and tested by table; the rest reads small files every [`SAMPLE_EVERY`].
+//! Evidence: `/proc/self/task/TID/schedstat` counts how long each worker wanted to run and could not. Measured on 16
+//! cores (steps of 20 to 100 us, speed kept beside busy loops): a team smaller than the machine keeps 0.45 pinned
+//! beside loops on its own cores and 0.95 unpinned, because free cores exist; a team as large as the machine keeps 0.4
+//! to 0.5 pinned and 0.05 to 0.25 unpinned, because the kernel stacks two workers on one core. So: unpin only when
+//! enough cores idle, and go back when it does not help. Sleeping sooner hurts in every case (0.1 to 0.2 with a spin of
+//! 2 us): the spin stays. The number of workers is not decided here: a schedule carries it, `Team::set_active` applies
+//! it. [`decide`] is pure and tested by table; the rest reads small files every [`SAMPLE_EVERY`].
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -20,8 +20,8 @@ use crate::topology::CpuId;
 /// Time between two looks.
 pub const SAMPLE_EVERY: Duration = Duration::from_millis(50);
 
-/// Shares of wanted time not received: above the first a worker is contested, below the second it is calm. Wake-ups alone
-/// cost a few per cent.
+/// Shares of wanted time not received: above the first a worker is contested, below the second it is calm. Wake-ups
+/// alone cost a few per cent.
 const CONTESTED_SHARE: f32 = 0.15;
 const CALM_SHARE: f32 = 0.05;
 
@@ -180,7 +180,7 @@ impl Governor {
         }
     }
 
-    /// Adds the next worker. `None`: a caller that is not to be pinned; it is watched but not moved.
+    /// Adds the next worker. One that is not movable is watched only.
     pub fn add(&mut self, tid: Pid, movable: Movable) {
         let file = File::open(format!("/proc/self/task/{}/schedstat", tid.as_raw_nonzero())).ok();
         self.threads.push(((movable == Movable::Yes).then_some(tid), file));
@@ -249,8 +249,9 @@ impl Governor {
     }
 
     fn place(&self, placement: Placement) {
-        for ((tid, _), cpu) in self.threads.iter().zip(&self.cpus) {
-            let Some(tid) = tid else { continue };
+        for (index, cpu) in self.cpus.iter().enumerate().take(self.threads.len()) {
+            // The thread that built the team may be gone and its number another's: its file does not read any more.
+            let (Some(tid), Some(_)) = (&self.threads[index].0, self.read(index)) else { continue };
             match placement {
                 Placement::Pinned => affinity::restrict_thread(Some(*tid), &[*cpu]),
                 Placement::Free => affinity::restrict_thread(Some(*tid), &self.all_cpus),

@@ -1,9 +1,9 @@
 //! Work stealing by atomic row blocks: each step of a round has a counter, whoever is free takes the next block.
 //!
 //! Invariants: (1) within one step every row is claimed exactly once; (2) counters live in a ring of [`RING`] words, so
-//! `RING` steps may be under way at once and a worker must pass a barrier before it runs further ahead (`Worker` inserts
-//! one); (3) a claim for a step that the ring has already left returns nothing, it never takes rows of another step.
-//! Says nothing about which worker runs which block: results must not depend on it. Next: `crew.rs`.
+//! `RING` steps may be under way at once and a worker must pass a barrier before it runs further ahead (`Worker`
+//! inserts one); (3) a claim for a step that the ring has already left returns nothing, it never takes rows of another
+//! step. Says nothing about which worker runs which block: results must not depend on it. Next: `crew.rs`.
 
 use std::ops::Range;
 

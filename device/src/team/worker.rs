@@ -1,7 +1,7 @@
 //! What a job sees of its team: who it is, the barrier, the next rows to work on.
 //!
-//! All workers of a round must make the same sequence of `barrier`, `begin_step` and `for_blocks` calls. Too few of them in
-//! one worker is detected (`DeviceError::BarrierMismatch`), a different order is not. Next: `crew.rs`.
+//! All workers of a round must make the same sequence of `barrier`, `begin_step` and `for_blocks` calls. Too few of
+//! them in one worker is detected (`DeviceError::BarrierMismatch`), a different order is not. Next: `crew.rs`.
 
 use std::cell::Cell;
 use std::ops::Range;
