@@ -66,8 +66,8 @@ pub enum TextError {
     },
     /// The model file has no chat template.
     #[error(
-        "the model file has no chat template (`tokenizer.chat_template`), so it is not known how it wants a conversation \
-         written; use raw text, or name a template"
+        "the model file has no chat template (`tokenizer.chat_template`), so it is not known how it wants a \
+         conversation written; use raw text, or name a template"
     )]
     NoTemplate,
     /// A chat template does not compile.

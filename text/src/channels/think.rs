@@ -164,7 +164,10 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_cut_gives_the_same(text in "(<think>)?[ab \n</think>]{0,12}(</think>)?[ab \n]{0,4}", at: prop::sample::Index) {
+        fn any_cut_gives_the_same(
+            text in "(<think>)?[ab \n</think>]{0,12}(</think>)?[ab \n]{0,4}",
+            at: prop::sample::Index,
+        ) {
             let bytes = text.as_bytes();
             let whole = run(State::Start, &[bytes]);
             let (left, right) = bytes.split_at(at.index(bytes.len() + 1));

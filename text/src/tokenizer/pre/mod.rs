@@ -1,7 +1,7 @@
 //! Pre-tokenizers: how a text is cut into pieces before merging, by the name in `tokenizer.ggml.pre`.
 //!
-//! Each kind is a list of steps; the first cuts the text, each further one cuts the pieces of the one before, and what a
-//! step does not match is a piece too. Expressions are those that the model's makers published, run by an engine of
+//! Each kind is a list of steps; the first cuts the text, each further one cuts the pieces of the one before, and what
+//! a step does not match is a piece too. Expressions are those that the model's makers published, run by an engine of
 //! linear time; the two common ones have scanners of their own ([`scan`]). The kinds are listed in [`table`].
 
 mod scan;
