@@ -1,9 +1,11 @@
 //! Project chores: `cargo xtask demo` shows the tool on a real model, `cargo xtask test` is what CI runs.
-//! Not here: anything that a user of the binaries needs. Next: `demo.rs`, `test.rs`, `fetch.rs`, `tidy.rs`.
+//! Not here: anything that a user of the binaries needs. Next: `demo.rs`, `test.rs`, `fetch.rs`,
+//! `tidy.rs`, `ptx.rs`.
 
 mod demo;
 mod fetch;
 mod process;
+mod ptx;
 mod test;
 mod tidy;
 
@@ -30,6 +32,12 @@ enum Task {
     },
     /// Check the house rules: module docs, lengths, banned words
     Tidy,
+    /// Compile the CUDA sources to PTX; with --check prove that the committed PTX is fresh and spill-free
+    Ptx {
+        /// --check, and --only TEXT to compile some modules
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        arguments: Vec<String>,
+    },
     /// Fetch models and vocabularies that tests use into the cache, and print its folder
     Fetch,
 }
@@ -49,6 +57,7 @@ fn run(task: Task) -> Result<()> {
         Task::Demo => demo::run(),
         Task::Test { only } => test::run(only.as_deref()),
         Task::Tidy => tidy::run(),
+        Task::Ptx { arguments } => ptx::run(&arguments),
         Task::Fetch => fetch::everything().map(|folder| println!("{}", folder.display())),
     }
 }

@@ -283,7 +283,8 @@ mod tests {
 
     #[test]
     fn manifest_lines_name_module_source_architecture_and_macros() {
-        let modules = parse_manifest("# head\ngemv_q4_k gemv.cu WEIGHT=Q4_K # tail\n\nx y.cu arch=compute_90 A=1 B=2\n");
+        let modules =
+            parse_manifest("# head\ngemv_q4_k gemv.cu WEIGHT=Q4_K # tail\n\nx y.cu arch=compute_90 A=1 B=2\n");
         let modules = modules.unwrap_or_default();
         assert_eq!(modules.len(), 2);
         assert_eq!(modules[0].defines, ["WEIGHT=Q4_K"]);

@@ -2,7 +2,7 @@
 //! Not here: the tests themselves (each crate's, and `tests/` for whole programs).
 
 use crate::process::{self, cargo};
-use crate::{fetch, tidy};
+use crate::{fetch, ptx, tidy};
 use anyhow::{Context, Result};
 use std::path::PathBuf;
 use std::process::Command;
@@ -15,7 +15,9 @@ const STEPS: &[Step] = &[
     ("format", format),
     ("lints", lints),
     ("fetch", || fetch::everything().map(|_| ())),
+    ("ptx", || ptx::run(&["--check".to_owned()])),
     ("tests", tests),
+    ("loom", loom),
     ("references", references),
 ];
 
@@ -42,6 +44,13 @@ fn tests() -> Result<()> {
     process::run(
         cargo().args(["test", "--workspace", "--quiet"]).env("INSTA_UPDATE", "no").env("ATS_REQUIRE_MODELS", "1"),
     )
+}
+
+/// The thread team's protocol under every interleaving of its threads, up to loom's bounds.
+fn loom() -> Result<()> {
+    let mut command = cargo();
+    command.env("RUSTFLAGS", "--cfg loom").env("CARGO_TARGET_DIR", process::target().join("loom"));
+    process::run(command.args(["test", "--quiet", "--package", "device", "--test", "loom", "--release"]))
 }
 
 /// The public reference checker over the families that run so far, in both modes.
