@@ -8,7 +8,7 @@ use crate::profile::Profile;
 use plan_format::evaluate::Prepared;
 
 /// The two floors of a round.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Floors {
     /// No schedule with these items on the GPU is faster, all processors and the link working at once.
     pub overlapped_us: f64,

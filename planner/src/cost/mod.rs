@@ -7,7 +7,7 @@ mod floors;
 mod price;
 mod work;
 
-pub use floors::{Floors, floors};
+pub use floors::{Floors, floors, switches_us};
 pub use price::{PriceError, VERIFY_TOKENS, phases, price};
 pub use work::{Round, distinct_experts};
 
@@ -70,6 +70,8 @@ pub struct ItemFacts {
 pub struct UbatchFacts {
     /// Tokens.
     pub ubatch_tokens: u32,
+    /// Most tokens of a round whose logits are wanted.
+    pub output_tokens: u32,
     /// Activation arena, on each device.
     pub arena_bytes: u64,
     /// States of each item.

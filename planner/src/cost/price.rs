@@ -89,6 +89,7 @@ fn ubatch_facts(program: &Program, ubatch_tokens: u32, demand: &Demand) -> Ubatc
     let span = CacheSpan { context_tokens: demand.context_tokens, ubatch_tokens };
     UbatchFacts {
         ubatch_tokens,
+        output_tokens,
         arena_bytes: Arena::new(program, RoundLimits { ubatch_tokens, output_tokens }).size_bytes,
         state_bytes: program.items.iter().map(|item| program.item_state_bytes(item, span, demand.kv_type)).collect(),
     }

@@ -7,7 +7,7 @@ use super::ilp;
 use super::knapsack::Knapsack;
 use super::memory::{self, Budget};
 use super::moe;
-use super::seeds::seeds;
+use super::seeds::{last_layers, seeds};
 use super::weigh::{CachePolicy, HostPrefill, Workload, chain, graph};
 use crate::cost::{Problem, is_expert};
 use crate::profile::{Gpu, Profile};
@@ -65,6 +65,8 @@ pub struct Decision {
     pub best: Scored,
     /// The best hand-made split under the same judge, if any fits.
     pub best_seed: Option<Scored>,
+    /// The best solver placement without temporary memory, nothing streamed.
+    pub best_static: Option<Scored>,
     /// Candidates that were judged.
     pub candidates: usize,
     /// Static time of the winner's placement on the graph, transfers left out.
@@ -131,6 +133,8 @@ pub fn decide(query: &Query<'_>) -> Result<Decision, SearchError> {
     // Stable: the first of equals stays first, on any number of threads.
     scored.sort_by(|a, b| a.total_us.total_cmp(&b.total_us));
     let best_seed = scored.iter().find(|s| s.candidate.source == Source::Seed).cloned();
+    let is_static = |s: &&Scored| s.candidate.source != Source::Seed && s.candidate.slots == SlotShape::NONE;
+    let best_static = scored.iter().find(is_static).cloned();
     let mut finalists: Vec<Candidate> = scored.iter().take(FINALISTS).map(|s| s.candidate.clone()).collect();
     finalists.extend(best_seed.iter().map(|s| s.candidate.clone()));
     let judge = |candidate: Candidate| score(query, candidate, Effort::FULL);
@@ -138,8 +142,8 @@ pub fn decide(query: &Query<'_>) -> Result<Decision, SearchError> {
     let best_seed = best_seed.and_then(|_| finals.last().cloned());
     let best = finals.into_iter().reduce(|best, next| if next.total_us < best.total_us { next } else { best });
     let best = best.ok_or(SearchError::NotPriced)?;
-    let bounds = bounds(query, &best);
-    Ok(Decision { best, best_seed, candidates: count, static_us: bounds.0, dp_us: bounds.1, lp_bound_us: bounds.2 })
+    let (static_us, dp_us, lp_bound_us) = bounds(query, &best);
+    Ok(Decision { best, best_seed, best_static, candidates: count, static_us, dp_us, lp_bound_us })
 }
 
 /// Everything on the CPU, for each ubatch.
@@ -276,6 +280,19 @@ impl Ask<'_> {
     }
 }
 
+/// The whole-layer split of an ubatch without temporary memory, judged like any candidate: the baseline of hand-tuned
+/// engines. `None` without a GPU budget that holds the fixed parts.
+pub fn whole_layers(query: &Query<'_>, ubatch: usize) -> Option<Scored> {
+    let problem = query.problem;
+    let gpu = query.profile.gpu.as_ref()?;
+    let facts = problem.ubatches.get(ubatch)?;
+    let room_bytes = query.budget.vram_bytes.checked_sub(memory::fixed_bytes(problem, gpu, facts))?;
+    let bytes: Vec<u64> = (0..problem.items.len()).map(|item| memory::item_bytes(problem, facts, item)).collect();
+    let seed = last_layers(problem, &bytes, room_bytes)?;
+    let (source, slots) = (Source::Seed, SlotShape::NONE);
+    score(query, Candidate { origin: seed.name, source, ubatch, resident: seed.resident, slots }, Effort::QUICK)
+}
+
 /// Simulated time of the workload under a candidate.
 pub fn score(query: &Query<'_>, candidate: Candidate, effort: Effort) -> Option<Scored> {
     let ubatch_tokens = query.problem.ubatches[candidate.ubatch].ubatch_tokens;
@@ -290,6 +307,24 @@ pub fn score(query: &Query<'_>, candidate: Candidate, effort: Effort) -> Option<
     let (decode, prefill) = (answer(workload.decode.0), answer(workload.prefill.0));
     let total_us = workload.decode.1 * decode.round_us + workload.prefill.1 * prefill.round_us;
     Some(Scored { candidate, homes, decode, prefill, total_us })
+}
+
+/// The integer program on the true graph within `limit_s` seconds, started from the dynamic program's placement: a
+/// cross-check to print, not to store, since the limit makes it depend on the machine's speed.
+///
+/// # Errors
+/// Nothing fits, or the limit came before any solution.
+pub fn cross_check(query: &Query<'_>, decision: &Decision, limit_s: f64) -> Result<ilp::Integer, ilp::IlpError> {
+    let none = |why: &str| ilp::IlpError::NoSolution(why.to_string());
+    let (problem, ubatch) = (query.problem, decision.best.candidate.ubatch);
+    let gpu = query.profile.gpu.as_ref().ok_or_else(|| none("the machine has no GPU"))?;
+    let facts = &problem.ubatches[ubatch];
+    let workload = Workload::new(problem, facts.ubatch_tokens).ok_or_else(|| none("the demand was not priced"))?;
+    let room_bytes = query.budget.vram_bytes.saturating_sub(memory::fixed_bytes(problem, gpu, facts));
+    let chain = chain(problem, ubatch, &workload, HostPrefill::Executed, CachePolicy::Free);
+    let start = Knapsack::solve(&chain, room_bytes).best_within(room_bytes);
+    let graph = graph(problem, ubatch, &workload);
+    ilp::solve(&graph, room_bytes, limit_s, start.as_ref().map(|found| &found.resident[..]))
 }
 
 /// Static time of the winner, of the dynamic program, and the bound of the relaxed linear program, in microseconds.

@@ -43,6 +43,12 @@ pub fn seeds(problem: &Problem, bytes: &[u64], budget_bytes: u64) -> Vec<Seed> {
     distinct
 }
 
+/// As many of the last layers as fit, the head with them: what `-ngl N` does.
+pub fn last_layers(problem: &Problem, bytes: &[u64], budget_bytes: u64) -> Option<Seed> {
+    let layers = problem.items.iter().filter_map(|item| item.layer).max().map_or(0, |last| last + 1);
+    Fitting { problem, bytes, budget_bytes, layers }.most(End::Last, "layers", |_| true)
+}
+
 struct Fitting<'a> {
     problem: &'a Problem,
     bytes: &'a [u64],

@@ -4,7 +4,7 @@
 const TOLERANCE: f64 = 1.01;
 
 /// Most schedules kept per phase and context: a few dozen.
-const MOST_KEPT: usize = 32;
+const MOST_KEPT: usize = 48;
 
 /// The kept rows, and for every column the position in `kept` of the best of them.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -20,15 +20,17 @@ pub struct Effort {
     pub rates: usize,
     /// Most evaluations of the local search.
     pub local_evaluations: usize,
+    /// Where the local search starts: 1 = the best so far, 2 = also nothing, 3 = also everything promoted.
+    pub starts: usize,
 }
 
 impl Effort {
     /// For the plan's own prediction.
-    pub const FULL: Effort = Effort { teams: 3, rates: RATES.len(), local_evaluations: 400 };
+    pub const FULL: Effort = Effort { teams: 3, rates: RATES.len(), local_evaluations: 600, starts: 3 };
     /// For each of many regime cells.
-    pub const CELL: Effort = Effort { teams: 2, rates: 7, local_evaluations: 24 };
+    pub const CELL: Effort = Effort { teams: 2, rates: 7, local_evaluations: 24, starts: 1 };
     /// For comparing placements.
-    pub const QUICK: Effort = Effort { teams: 1, rates: 5, local_evaluations: 0 };
+    pub const QUICK: Effort = Effort { teams: 1, rates: 5, local_evaluations: 0, starts: 1 };
 }
 
 /// Exchange rates of credit, the most useful first; infinity promotes everything.
@@ -51,7 +53,7 @@ pub fn solve(task: &Task<'_>, effort: Effort, hints: &[(usize, Vec<u32>)]) -> An
             let legal: Vec<u32> = promoted.iter().copied().filter(|&i| task.is_promotable(i as usize)).collect();
             search.consider(*team, legal, Method::Pipelined);
         }
-        search.improve(&promotable, effort.local_evaluations);
+        search.improve(&promotable, effort);
     }
     // There is a team, and nothing promoted was considered.
     search.best.unwrap_or(Answer { team: 0, promoted: Vec::new(), round_us: f64::INFINITY, method: Method::Static })
@@ -126,29 +128,51 @@ impl Search<'_, '_> {
         }
     }
 
-    /// Hill climbing: toggles units in order, keeps what helps, until a pass changes nothing or the budget is spent.
-    fn improve(&mut self, promotable: &[u32], budget: usize) {
+    /// Hill climbing from the best answer, then (a full search) from nothing and from everything promoted.
+    fn improve(&mut self, promotable: &[u32], effort: Effort) {
+        let Some(best) = self.best.clone() else { return };
         let mut moves: Vec<Unit> = runs(self.task, promotable);
-        moves.extend(promotable.iter().map(|&item| vec![item]));
-        let mut spent = 0;
-        let mut improved = true;
+        let runs = moves.len();
+        moves.extend(promotable.iter().filter(|_| runs < promotable.len()).map(|&item| vec![item]));
+        let starts = [best.promoted, Vec::new(), promotable.to_vec()];
+        let count = effort.starts.clamp(1, starts.len());
+        for start in starts.into_iter().take(count) {
+            self.climb(best.team, start, &moves, effort.local_evaluations / count);
+        }
+    }
+
+    /// Toggles units, then pairs of neighbouring ones, and keeps what helps until a pass changes nothing or the budget
+    /// is spent.
+    fn climb(&mut self, team: usize, start: Vec<u32>, moves: &[Unit], budget: usize) {
         // Neighbouring layers are alike: visiting units far apart first finds the useful kinds of move sooner.
         let stride = coprime_stride(moves.len());
-        while improved && spent < budget {
+        let mut current = start;
+        let mut current_us = self.task.round_us(team, &current, &mut self.scratch);
+        let mut spent = 0;
+        let mut improved = true;
+        while improved {
             improved = false;
-            for step in 0..moves.len() {
+            for step in 0..moves.len() * (1 + PAIR_REACH) {
                 if spent >= budget {
                     return;
                 }
-                let Some(best) = &self.best else { return };
-                let (team, before_us) = (best.team, best.round_us);
-                let toggled = toggle(&best.promoted, &moves[step * stride % moves.len()]);
+                let (reach, first) = (step / moves.len(), step % moves.len() * stride % moves.len());
+                let mut next = toggle(&current, &moves[first]);
+                if reach > 0 {
+                    next = toggle(&next, &moves[(first + reach) % moves.len()]);
+                }
                 spent += 1;
-                improved |= self.consider(team, toggled, Method::Pipelined) < before_us * (1.0 - 1e-6);
+                let next_us = self.consider(team, next.clone(), Method::Pipelined);
+                if next_us < current_us * (1.0 - 1e-6) {
+                    (current, current_us, improved) = (next, next_us, true);
+                }
             }
         }
     }
 }
+
+/// How far apart the two units of a pair move may lie.
+const PAIR_REACH: usize = 3;
 
 /// A step near the golden section of `len` that visits every index.
 fn coprime_stride(len: usize) -> usize {

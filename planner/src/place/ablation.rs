@@ -1,0 +1,107 @@
+//! What static placement, coordination and dynamic transfer each contribute (the paper's Figure 15, simulated).
+//!
+//! The base is what hand-tuned engines do: the last layers resident, one processor at a time, switches by stream
+//! synchronisation, and in prefill every host weight copied before its operator and executed on the GPU when that is
+//! faster than the CPU. Each further row adds one mechanism.
+
+use super::search::{Decision, Query, Scored};
+use super::weigh::Workload;
+use crate::transfer::Task;
+use plan_format::costs::Load;
+use plan_format::evaluate::Scratch;
+use plan_format::schedule::{Home, Phase};
+
+/// One configuration.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Row {
+    /// What is in it.
+    pub name: &'static str,
+    /// A decode round.
+    pub decode_us: f64,
+    /// A prefill round.
+    pub prefill_us: f64,
+    /// Tokens of that prefill round.
+    pub ubatch_tokens: u32,
+}
+
+impl Row {
+    /// Prefill speed, which compares rows of different ubatches.
+    pub fn prefill_tokens_per_s(&self) -> f64 {
+        f64::from(self.ubatch_tokens) * 1e6 / self.prefill_us
+    }
+
+    /// Decode speed.
+    pub fn decode_tokens_per_s(&self) -> f64 {
+        1e6 / self.decode_us
+    }
+}
+
+/// The four rows, from a whole-layer split (`search::whole_layers`); `None` if the demand was not priced.
+///
+/// The middle rows use the best placement without temporary memory; copies in prefill are not charged for theirs there,
+/// as they are not in the base.
+pub fn ablation(query: &Query<'_>, decision: &Decision, whole_layers: &Scored) -> Option<[Row; 4]> {
+    let (best, placed) = (&decision.best, decision.best_static.as_ref()?);
+    let row = |name, scored: &Scored, round_us: &dyn Fn(usize) -> f64| {
+        let ubatch_tokens = query.problem.ubatches[scored.candidate.ubatch].ubatch_tokens;
+        let workload = Workload::new(query.problem, ubatch_tokens)?;
+        let (decode_us, prefill_us) = (round_us(workload.decode.0), round_us(workload.prefill.0));
+        Some(Row { name, decode_us, prefill_us, ubatch_tokens })
+    };
+    let is_decode = |case: usize| query.problem.costs.cases[case].phase == Phase::Decode;
+    let serial = |scored: &Scored, case: usize| serial_us(query, case, &scored.homes);
+    let slots = best.candidate.slots;
+    Some([
+        row("base", whole_layers, &|case| serial(whole_layers, case))?,
+        row("base + placement", placed, &|case| serial(placed, case))?,
+        row("base + placement + coordination", placed, &|case| {
+            let team = if is_decode(case) { placed.decode.team } else { placed.prefill.team };
+            let task = Task { problem: query.problem, case, homes: &placed.homes, slots, load: Load::IDLE };
+            coordinated_us(&task, team)
+        })?,
+        row("base + placement + coordination + transfer", best, &|case| {
+            if is_decode(case) { best.decode.round_us } else { best.prefill.round_us }
+        })?,
+    ])
+}
+
+/// One processor at a time, with blocking switches; prefill copies host weights where that beats the CPU.
+fn serial_us(query: &Query<'_>, case: usize, homes: &[Home]) -> f64 {
+    let problem = query.problem;
+    let costs = &problem.costs.cases[case];
+    let team = problem.costs.teams.len() - 1;
+    let copies = matches!(costs.phase, Phase::Prefill { .. });
+    let mut total_us = f64::from(costs.gap_us);
+    let mut on_gpu = false;
+    for (item, home) in homes.iter().enumerate() {
+        let cost = &costs.items[item];
+        let cpu_us = f64::from(problem.cpu_us(case, team)[item]);
+        let gpu_us = f64::from(cost.gpu_us);
+        let copied_us = f64::from(cost.stream_us) + gpu_us;
+        let by_copy = copies && cost.stream_us > 0.0 && copied_us < cpu_us;
+        let there = *home == Home::Resident || by_copy;
+        total_us += if *home == Home::Resident {
+            gpu_us
+        } else if by_copy {
+            copied_us + query.profile.latency.blocking_switch_us
+        } else {
+            cpu_us
+        };
+        if there != on_gpu {
+            let moved_us = f64::from(cost.to_cpu_us) - query.profile.latency.to_cpu_us;
+            total_us += query.profile.latency.blocking_switch_us + moved_us;
+            on_gpu = there;
+        }
+    }
+    total_us
+}
+
+/// Flags instead of synchronisation; prefill copies everything that it can ahead of time. No choice of transfers.
+fn coordinated_us(task: &Task<'_>, team: usize) -> f64 {
+    let mut scratch = Scratch::default();
+    let static_us = task.round_us(team, &[], &mut scratch);
+    match task.costs().phase {
+        Phase::Prefill { .. } => static_us.min(task.round_us(team, &task.promotable(), &mut scratch)),
+        _ => static_us,
+    }
+}

@@ -1,0 +1,110 @@
+//! From a decision and its table to the parts of the artifact that the planner owns. No choice is made here.
+
+use super::{Grid, Table, TableQuery, table};
+use crate::cost::{Floors, Problem, floors};
+use crate::place::memory::{priced_for, regions};
+use crate::place::search::{Decision, Query};
+use crate::profile::Profile;
+use plan_format::arena::RoundLimits;
+use plan_format::artifact::{Optimality, Prediction, Report};
+use plan_format::costs::CostModel;
+use plan_format::evaluate::Prepared;
+use plan_format::schedule::{Phase, Placement, RegimeMap, Schedule, Slots};
+
+/// Sections of the artifact.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Parts {
+    /// Largest round that the arena must hold.
+    pub limits: RoundLimits,
+    /// Where items live.
+    pub placement: Placement,
+    /// Temporary GPU memory.
+    pub slots: Slots,
+    /// Kept schedules.
+    pub schedules: Vec<Schedule>,
+    /// Which of them to use when.
+    pub regimes: RegimeMap,
+    /// Expected times of the phases that have schedules.
+    pub costs: CostModel,
+    /// Memory, predictions, optimality.
+    pub report: Report,
+}
+
+/// Solves the regime table for a decision and puts everything together.
+pub fn assemble(query: &Query<'_>, decision: &Decision, grid: &Grid) -> Parts {
+    let best = &decision.best;
+    let repriced = priced_for(query.problem, query.profile, &best.homes);
+    let problem = repriced.as_ref().unwrap_or(query.problem);
+    let ubatch = &problem.ubatches[best.candidate.ubatch];
+    let ubatch_tokens = ubatch.ubatch_tokens;
+    let table = table(&TableQuery { problem, homes: &best.homes, slots: best.candidate.slots, ubatch_tokens }, grid);
+    let placement = Placement { homes: best.homes.clone() };
+    let slots = best.candidate.slots.slots();
+    let gpu = query.profile.gpu.as_ref().filter(|_| query.budget.vram_bytes > 0);
+    let report = Report {
+        memory: regions(problem, gpu, ubatch, &best.homes, best.candidate.slots),
+        predictions: predictions(problem, query.profile, &placement, &slots, &table),
+        optimality: optimality(decision),
+    };
+    Parts {
+        limits: RoundLimits { ubatch_tokens, output_tokens: ubatch.output_tokens },
+        costs: kept_costs(problem, ubatch_tokens),
+        placement,
+        slots,
+        schedules: table.schedules,
+        regimes: table.map,
+        report,
+    }
+}
+
+/// The cost model without the prefill phases above the chosen ubatch.
+fn kept_costs(problem: &Problem, ubatch_tokens: u32) -> CostModel {
+    let mut costs = problem.costs.clone();
+    costs.cases.retain(|case| match case.phase {
+        Phase::Prefill { ubatch_tokens: tokens } => tokens <= ubatch_tokens,
+        _ => true,
+    });
+    costs
+}
+
+/// Unloaded latency of each phase and context, with its floors.
+fn predictions(
+    problem: &Problem,
+    profile: &Profile,
+    placement: &Placement,
+    slots: &Slots,
+    table: &Table,
+) -> Vec<Prediction> {
+    let map = &table.map;
+    let cells = map.cpu_slowdown.len() * map.gpu_slowdown.len() * map.link_slowdown.len();
+    let mut predictions = Vec::new();
+    for (p, &phase) in map.phases.iter().enumerate() {
+        for (c, &context_tokens) in map.context_tokens.iter().enumerate() {
+            let idle = (p * map.context_tokens.len() + c) * cells;
+            let Some((case, costs)) = problem.case(phase, context_tokens) else { continue };
+            let schedule = &table.schedules[map.cells[idle].index()];
+            let bounds = Prepared::new(&problem.costs, costs, placement, slots, schedule)
+                .map_or(Floors::default(), |prepared| floors(problem, profile, case, &prepared));
+            predictions.push(Prediction {
+                phase,
+                context_tokens,
+                round_us: table.cell_us[idle],
+                floor_us: bounds.overlapped_us,
+                serial_floor_us: bounds.serial_us,
+            });
+        }
+    }
+    predictions
+}
+
+/// Simulated time of the winner and of the best hand-made split; static time of the dynamic program and its bound.
+fn optimality(decision: &Decision) -> Option<Optimality> {
+    let (seed, dp_us, lp_bound_us) = (decision.best_seed.as_ref()?, decision.dp_us?, decision.lp_bound_us?);
+    Some(Optimality {
+        chosen_us: decision.best.total_us,
+        dp_us,
+        lp_bound_us,
+        best_seed: seed.candidate.origin.clone(),
+        best_seed_us: seed.total_us,
+    })
+}
