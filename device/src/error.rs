@@ -106,6 +106,19 @@ pub enum DeviceError {
         /// The driver's reason.
         reason: String,
     },
+    /// There is no GPU to use.
+    #[error("{0}")]
+    GpuAbsent(#[from] crate::cuda::GpuAbsence),
+    /// A kernel does not load, or the driver refuses to launch it.
+    #[error("kernel `{kernel}` of module `{module}`: {reason}; update the driver, or report it with this message")]
+    GpuKernel {
+        /// The module.
+        module: String,
+        /// The kernel; empty when the module itself does not load.
+        kernel: String,
+        /// The driver's reason.
+        reason: String,
+    },
     /// An earlier operator or copy failed; nothing on this GPU can be trusted any more.
     #[error("the GPU is lost: {message}; start again, and report it if it comes back")]
     GpuLost {

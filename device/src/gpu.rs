@@ -1,16 +1,18 @@
 //! The interface that the executor sees of a GPU: memory, streams, events, flags, copies, launches.
 //!
-//! Two implementations: `cuda/` (the real one) and `sim.rs` (the simulated one). Operators stay outside: a [`GpuOp`] is an
-//! opaque object that knows how to put itself on a stream of either. All calls are asynchronous unless they say otherwise;
-//! the order between streams is nobody's here: [`Timeline`](crate::timeline::Timeline) owns every rule, and it alone calls
-//! the ordering methods. One thread drives a GPU at a time; other threads may only look at flags. Next: `timeline.rs`.
+//! Two implementations: `cuda/` (the real one) and `sim.rs` (the simulated one). Operators stay outside: a [`GpuOp`] is
+//! an opaque object that knows how to put itself on a stream of either. All calls are asynchronous unless they say
+//! otherwise; the order between streams is nobody's here: [`Timeline`](crate::timeline::Timeline) owns every rule, and
+//! it alone calls the ordering methods. One thread drives a GPU at a time; other threads may only look at flags. Next:
+//! `timeline.rs`.
 //!
 //! Semantics shared by the implementations (those of the CUDA driver):
 //! - a stream executes its work in order; different streams are unordered unless events or flags order them;
 //! - `wait_event` waits for the last `record` submitted before it; an event never recorded is no wait at all;
 //! - a flag holds an epoch that only grows (cyclic 32-bit comparison); `wait_flag` passes once the epoch is reached;
 //! - a wait must not be submitted before its producer is submitted, or certain to come;
-//! - after a failed operator or copy the GPU is lost: every later call that can fail does, and waits end with the error.
+//! - after a failed operator or copy the GPU is lost: every later call that can fail does, and waits end with the
+//!   error.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -164,8 +166,8 @@ pub trait GpuOp: Send + Sync {
     /// For traces and errors.
     fn name(&self) -> &str;
 
-    /// Puts the operator's kernels on the stream (CUDA), or computes its result (simulated: called by the stream's thread
-    /// when its turn has come).
+    /// Puts the operator's kernels on the stream (CUDA), or computes its result (simulated: called by the stream's
+    /// thread when its turn has come).
     fn run(&self, target: GpuTarget<'_>, args: LaunchArgs) -> Result<(), DeviceError>;
 }
 
@@ -174,6 +176,8 @@ pub trait GpuOp: Send + Sync {
 pub enum GpuTarget<'a> {
     /// The simulated GPU's memory, as the stream may see it now.
     Simulated(&'a crate::sim::SimTask<'a>),
+    /// A stream of a CUDA device, to put kernels on.
+    Cuda(&'a crate::cuda::CudaTask<'a>),
 }
 
 /// One launch.
@@ -254,7 +258,8 @@ pub trait Gpu: Send + Sync {
     /// The host writes the flag; its earlier writes to mapped memory are visible to whoever passes.
     fn host_signal(&self, flag: FlagId, epoch: Epoch) -> Result<(), DeviceError>;
 
-    /// Whether the flag has reached the epoch; if so, the signaller's writes are visible to the host. Cheap: for polling.
+    /// Whether the flag has reached the epoch; if so, the signaller's writes are visible to the host. Cheap: for
+    /// polling.
     fn host_sees(&self, flag: FlagId, epoch: Epoch) -> Result<bool, DeviceError>;
 
     /// Copies from the host to the GPU by the copy engine.

@@ -158,7 +158,7 @@ structures! {
     FlagArgs { flag: DevicePtr, round: DevicePtr }
     CounterArgs { counter: DevicePtr, step: u32, reserved: u32 }
     CopyArgs { from: DevicePtr, to: DevicePtr, vectors: u64 }
-    FillArgs { to: DevicePtr, words: u64, seed: u32, reserved: u32 }
+    FillArgs { to: DevicePtr, words: u64, seed: u32, mask: u32 }
     // repack.cu
     RepackArgs {
         from: DevicePtr, to: DevicePtr, rows: u64, from_row_bytes: u64, to_row_bytes: u64,

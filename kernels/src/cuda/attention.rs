@@ -36,7 +36,7 @@ impl Method {
 }
 
 /// Memory for the partial results of splits.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct Partials {
     /// F32 \[rows, splits, v_head_cols\] with rows = tokens · q_heads.
     pub sums: DevicePtr,
@@ -59,110 +59,109 @@ impl Partials {
     }
 }
 
-/// Launches of one attention over `tokens` rows of `q` \[tokens, q_heads · k_head_cols\], in order.
-/// `sinks` {q_heads} or null. `partials` has room for all tokens where the method is [`Method::Split`].
-pub fn attention(
-    shape: &AttentionShape,
-    method: Method,
-    (q, out): (View, View),
-    cache: &KvCache,
-    inputs: &RoundInputs,
-    sinks: DevicePtr,
-    partials: &Partials,
-    tokens: u32,
-) -> Vec<Launch> {
-    let args = arguments(shape, (q, out), cache, inputs, sinks, partials, tokens);
-    let group = (shape.q_heads / shape.kv_heads.max(1)) as u32;
-    let (q_heads, kv_heads, v_cols) = (args.q_heads, args.kv_heads, args.v_head_cols);
-    match method {
-        Method::Plain => vec![Launch::new("attention", "attention", [q_heads, tokens, 1], 128, &args)],
-        Method::Split => {
-            let row_tiles = (tokens * group).div_ceil(16);
-            let split = [partials.splits, kv_heads, row_tiles];
-            let join = [tokens * q_heads, v_cols.div_ceil(64), 1];
-            vec![
-                Launch::new("attention_decode", "attention_split", split, 128, &args),
-                Launch::new("attention_decode", "attention_join", join, 64, &args),
-            ]
+/// Operands of one attention.
+#[derive(Clone, Copy, Debug)]
+pub struct Attend<'a> {
+    /// Heads, scale, mask.
+    pub shape: &'a AttentionShape,
+    /// \[tokens, q_heads · k_head_cols\].
+    pub q: View,
+    /// \[tokens, q_heads · v_head_cols\].
+    pub out: View,
+    /// The cache, this round's keys and values included.
+    pub cache: &'a KvCache,
+    /// Positions and sequences of the tokens.
+    pub inputs: &'a RoundInputs,
+    /// {q_heads} or null.
+    pub sinks: DevicePtr,
+    /// Room for [`Method::Split`]; all zero for other methods.
+    pub partials: Partials,
+}
+
+impl Attend<'_> {
+    /// Launches by a method that takes the shape, in order; the partials have room for all tokens.
+    pub fn launches(&self, method: Method, tokens: u32) -> Vec<Launch> {
+        let args = self.arguments(tokens);
+        let group = (self.shape.q_heads / self.shape.kv_heads.max(1)) as u32;
+        let (q_heads, kv_heads, v_cols) = (args.q_heads, args.kv_heads, args.v_head_cols);
+        match method {
+            Method::Plain => vec![Launch::new("attention", "attention", [q_heads, tokens, 1], 128, &args)],
+            Method::Split => {
+                let split = [self.partials.splits, kv_heads, (tokens * group).div_ceil(16)];
+                let join = [tokens * q_heads, v_cols.div_ceil(64), 1];
+                vec![
+                    Launch::new("attention_decode", "attention_split", split, 128, &args),
+                    Launch::new("attention_decode", "attention_join", join, 64, &args),
+                ]
+            }
+            Method::Tiled => {
+                let (kernel, threads, rows, slots) = match args.k_head_cols {
+                    64 => ("attention64", 256, 128, 64),
+                    128 => ("attention128", 256, 128, 64),
+                    _ => ("attention256", 128, 64, 32),
+                };
+                let grid = [(tokens * group).div_ceil(rows), kv_heads, 1];
+                let shared_bytes = 2 * args.k_head_cols * (rows + 4 * slots);
+                vec![Launch::new("attention_prefill", kernel, grid, threads, &args).with_shared(shared_bytes)]
+            }
         }
-        Method::Tiled => {
-            let (kernel, threads, rows, slots) = match shape.k_head_cols {
-                64 => ("attention64", 256, 128, 64),
-                128 => ("attention128", 256, 128, 64),
-                _ => ("attention256", 128, 64, 32),
+    }
+
+    /// Launches by [`Method::Split`] in groups of tokens, where the partials have room for `room_tokens` only.
+    pub fn launches_in_groups(&self, tokens: u32, room_tokens: u32) -> Vec<Launch> {
+        let room_tokens = room_tokens.max(1);
+        let mut launches = Vec::new();
+        for first in (0..tokens).step_by(room_tokens as usize) {
+            let row = |view: View| {
+                let bytes = u64::from(first) * u64::from(view.stride) * 4;
+                View { data: view.data.offset(bytes), ..view }
             };
-            let grid = [(tokens * group).div_ceil(rows), kv_heads, 1];
-            let shared_bytes = 2 * args.k_head_cols * (rows + 4 * slots);
-            vec![Launch::new("attention_prefill", kernel, grid, threads, &args).with_shared(shared_bytes)]
+            let from = |array: DevicePtr| array.offset(u64::from(first) * 4);
+            let (positions, sequences) = (from(self.inputs.positions), from(self.inputs.sequences));
+            let inputs = RoundInputs { positions, sequences, ..*self.inputs };
+            let group = Attend { q: row(self.q), out: row(self.out), inputs: &inputs, ..*self };
+            launches.extend(group.launches(Method::Split, room_tokens.min(tokens - first)));
         }
+        launches
     }
-}
 
-/// The same by [`Method::Split`] when `partials` has room for `room_tokens` only: tokens in groups that fit.
-pub fn attention_in_groups(
-    shape: &AttentionShape,
-    (q, out): (View, View),
-    cache: &KvCache,
-    inputs: &RoundInputs,
-    sinks: DevicePtr,
-    partials: &Partials,
-    (tokens, room_tokens): (u32, u32),
-) -> Vec<Launch> {
-    let mut launches = Vec::new();
-    for first in (0..tokens).step_by(room_tokens.max(1) as usize) {
-        let row = |view: View| View { data: view.data.add(u64::from(first) * u64::from(view.stride) * 4), ..view };
-        let from = |array: DevicePtr| array.add(u64::from(first) * 4);
-        let shifted = RoundInputs { positions: from(inputs.positions), sequences: from(inputs.sequences), ..*inputs };
-        let count = room_tokens.max(1).min(tokens - first);
-        let views = (row(q), row(out));
-        launches.extend(attention(shape, Method::Split, views, cache, &shifted, sinks, partials, count));
-    }
-    launches
-}
-
-fn arguments(
-    shape: &AttentionShape,
-    (q, out): (View, View),
-    cache: &KvCache,
-    inputs: &RoundInputs,
-    sinks: DevicePtr,
-    partials: &Partials,
-    tokens: u32,
-) -> AttentionArgs {
-    let shared = cache.values.is_null();
-    let (mask, mask_tokens) = match shape.mask {
-        Mask::Causal => (0, 0),
-        Mask::Window { tokens } => (1, tokens),
-        Mask::Chunk { tokens } => (2, tokens.max(1)),
-    };
-    AttentionArgs {
-        q: q.data,
-        k_cache: cache.keys,
-        v_cache: if shared { cache.keys } else { cache.values },
-        slot_positions: cache.slot_positions,
-        slot_sequences: cache.slot_sequences,
-        positions: inputs.positions,
-        sequences: inputs.sequences,
-        n_slots: inputs.n_slots,
-        sinks,
-        out: out.data,
-        partial: partials.sums,
-        partial_scale: partials.scales,
-        tokens,
-        q_heads: shape.q_heads as u32,
-        kv_heads: shape.kv_heads as u32,
-        k_head_cols: shape.k_head_cols as u32,
-        v_head_cols: shape.v_head_cols as u32,
-        q_stride: q.stride,
-        out_stride: out.stride,
-        k_slot_cols: cache.k_cols,
-        v_slot_cols: if shared { cache.k_cols } else { cache.v_cols },
-        mask,
-        mask_tokens,
-        splits: partials.splits,
-        f32_cache: u32::from(cache.ty == CacheType::F32),
-        scale: shape.scale,
-        softcap: shape.softcap.unwrap_or(0.0),
-        reserved: 0,
+    fn arguments(&self, tokens: u32) -> AttentionArgs {
+        let Attend { shape, q, out, cache, inputs, sinks, partials } = *self;
+        let shared = cache.values.is_null();
+        let (mask, mask_tokens) = match shape.mask {
+            Mask::Causal => (0, 0),
+            Mask::Window { tokens } => (1, tokens),
+            Mask::Chunk { tokens } => (2, tokens.max(1)),
+        };
+        AttentionArgs {
+            q: q.data,
+            k_cache: cache.keys,
+            v_cache: if shared { cache.keys } else { cache.values },
+            slot_positions: cache.slot_positions,
+            slot_sequences: cache.slot_sequences,
+            positions: inputs.positions,
+            sequences: inputs.sequences,
+            n_slots: inputs.n_slots,
+            sinks,
+            out: out.data,
+            partial: partials.sums,
+            partial_scale: partials.scales,
+            tokens,
+            q_heads: shape.q_heads as u32,
+            kv_heads: shape.kv_heads as u32,
+            k_head_cols: shape.k_head_cols as u32,
+            v_head_cols: shape.v_head_cols as u32,
+            q_stride: q.stride,
+            out_stride: out.stride,
+            k_slot_cols: cache.k_cols,
+            v_slot_cols: if shared { cache.k_cols } else { cache.v_cols },
+            mask,
+            mask_tokens,
+            splits: partials.splits,
+            f32_cache: u32::from(cache.ty == CacheType::F32),
+            scale: shape.scale,
+            softcap: shape.softcap.unwrap_or(0.0),
+            reserved: 0,
+        }
     }
 }

@@ -303,6 +303,10 @@ DEVICE u32 f16x2_sub(u32 a, u32 b) {
     return pack_f16(emu::half_of(a, 0, false) - emu::half_of(b, 0, false),
                     emu::half_of(a, 1, false) - emu::half_of(b, 1, false));
 }
+DEVICE u32 f16x2_mul(u32 a, u32 b) {
+    return pack_f16(emu::half_of(a, 0, false) * emu::half_of(b, 0, false),
+                    emu::half_of(a, 1, false) * emu::half_of(b, 1, false));
+}
 DEVICE u32 bf16x2_fma(u32 a, u32 b, u32 c) {
     float r[2];
     for (u32 i = 0; i < 2; i++)

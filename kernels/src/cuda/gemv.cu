@@ -46,35 +46,61 @@ DEVICE u32 find_part(const GemvArgs &a, u32 rows_per_block, u32 &block) {
     return part;
 }
 
-/// sum[r][t] += this lane's share of row r times vector t.
+/// 16 bytes of codes times 16 of activations.
+DEVICE i32 dot16(const u32 *q, const uint4 &x, i32 start) {
+    return dot4(q[0], x.x, dot4(q[1], x.y, dot4(q[2], x.z, dot4(q[3], x.w, start))));
+}
+
+/// The sum of the activations' codes in one half of a block.
+DEVICE i32 half_sum(const uint2 &head, u32 upper) { return upper ? (i32)head.y >> 16 : (i32)(i16)head.y; }
+
+/// A unit times one vector, where both groups lie in the same block of activations and share scale and offset.
+DEVICE float dot_block(const Codes &c, const uint4 &x0, const uint4 &x1, const uint2 &head) {
+    i32 total = half_sum(head, 0) + half_sum(head, 1);
+    float dot = (float)dot16(c.q, x0, dot16(c.q + 4, x1, -W::ZERO * total));
+    float product = W::OFFSET ? fmaf(c.scale[0], dot, c.offset[0] * (float)total) : c.scale[0] * dot;
+    return __uint_as_float(head.x) * product;
+}
+
+/// One group of a unit times one vector.
+DEVICE float dot_group(const Codes &c, int group, const uint4 &x, const uint2 &head, u32 upper) {
+    i32 total = W::ZERO != 0 || W::OFFSET ? half_sum(head, upper) : 0;
+    float dot = (float)dot16(c.q + 4 * group, x, -W::ZERO * total);
+    float product = W::OFFSET ? fmaf(c.scale[group], dot, c.offset[group] * (float)total) : c.scale[group] * dot;
+    return __uint_as_float(head.x) * product;
+}
+
+/// sum[r][t] += this lane's share of row r times vector t. The lane takes units lane + 32 j, so what depends on a unit's
+/// place in its superblock is the same in every step.
 template <int T, int R>
 DEVICE void accumulate(float (&sum)[R][T], const u8 *const (&rows)[R], const GemvArgs &a, const i8 *x,
-                       const BlockScale *scales, u32 first, u32 step) {
-    u32 units = a.cols / 32;
+                       const BlockScale *scales, u32 part, u32 split) {
+    u32 units = a.cols / 32, lane = threadIdx.x % 32, scale_stride = a.x_stride / 32;
 #pragma unroll(T *R == 1 ? 2 : 1)
-    for (u32 unit = first; unit < units; unit += step) {
+    for (u32 j = part; 32 * j + lane < units; j += split) {
+        u32 unit = 32 * j + lane;
         typename W::Raw raw[R];
 #pragma unroll
         for (int r = 0; r < R; r++) raw[r] = W::load(rows[r], unit, units);
-        u32 col[2] = {W::column(unit, 0), W::column(unit, 1)};
+        u32 col0 = W::column(unit, 0), col1 = W::column(unit, 1);
         Codes codes[R];
 #pragma unroll
         for (int r = 0; r < R; r++) W::expand(raw[r], codes[r]);
 #pragma unroll
         for (int t = 0; t < T; t++) {
+            const i8 *xt = x + t * a.x_stride;
+            const BlockScale *st = scales + t * scale_stride;
+            uint4 x0 = load16(xt + col0), x1 = load16(xt + col1);
+            uint2 head0 = load8(st + col0 / 32);
+            if constexpr (W::SPAN == 16) {
 #pragma unroll
-            for (int group = 0; group < 2; group++) {
-                uint4 v = load16(x + t * a.x_stride + col[group]);
-                uint2 head = load8(scales + (t * a.x_stride + col[group]) / 32);
-                i32 total = col[group] % 32 == 0 ? (i16)head.y : (i16)(head.y >> 16);
-                float d = __uint_as_float(head.x);
+                for (int r = 0; r < R; r++) sum[r][t] += dot_block(codes[r], x0, x1, head0);
+            } else {
+                uint2 head1 = load8(st + col1 / 32);
+                u32 upper = col0 / 16 % 2;
 #pragma unroll
-                for (int r = 0; r < R; r++) {
-                    const u32 *q = codes[r].q + 4 * group;
-                    i32 dot = dot4(q[0], v.x, dot4(q[1], v.y, dot4(q[2], v.z, dot4(q[3], v.w, -W::ZERO * total))));
-                    float product = codes[r].scale[group] * (float)dot + codes[r].offset[group] * (float)total;
-                    sum[r][t] = fmaf(d, product, sum[r][t]);
-                }
+                for (int r = 0; r < R; r++)
+                    sum[r][t] += dot_group(codes[r], 0, x0, head0, upper) + dot_group(codes[r], 1, x1, head1, upper);
             }
         }
     }
@@ -95,6 +121,7 @@ template <int N> DEVICE void join_warps(float *sums, u32 split) {
 #pragma unroll
     for (int i = 0; i < N; i++) {
         sums[i] = 0.0f;
+#pragma unroll 1
         for (u32 w = 0; w < split; w++) sums[i] += shares[warp + w][i];
     }
 }
@@ -108,7 +135,7 @@ template <int T, int R> DEVICE void gemv(const GemvArgs &a) {
 #pragma unroll
     for (int r = 0; r < R; r++) rows[r] = part.weight + (u64)min(first_row + r, part.rows - 1) * a.row_bytes;
     float sum[R][T] = {};
-    accumulate<T, R>(sum, rows, a, a.x, a.x_scales, lane + 32 * (warp % a.split), 32 * a.split);
+    accumulate<T, R>(sum, rows, a, a.x, a.x_scales, warp % a.split, a.split);
     join_warps<R * T>(&sum[0][0], a.split);
     if (lane != 0 || warp % a.split != 0) return;
 #pragma unroll
@@ -146,7 +173,7 @@ extern "C" __global__ void BOUNDS(128, 8) gemv_slots(GemvArgs a) {
     const u8 *rows[1] = {part.weight + stacked * a.row_bytes};
     u64 column = (u64)token * a.x_stride + slot * a.x_slot_stride;
     float sum[1][1] = {};
-    accumulate<1, 1>(sum, rows, a, a.x + column, a.x_scales + column / 32, lane + 32 * (warp % a.split), 32 * a.split);
+    accumulate<1, 1>(sum, rows, a, a.x + column, a.x_scales + column / 32, warp % a.split, a.split);
     join_warps<1>(&sum[0][0], a.split);
     if (lane != 0 || warp % a.split != 0 || row >= part.rows) return;
     float bias = part.bias && inside ? part.bias[(u64)matrix * part.rows + row] : 0.0f;

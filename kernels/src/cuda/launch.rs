@@ -12,7 +12,7 @@ impl DevicePtr {
     pub const NULL: DevicePtr = DevicePtr(0);
 
     /// The address `bytes` further on.
-    pub fn add(self, bytes: u64) -> DevicePtr {
+    pub fn offset(self, bytes: u64) -> DevicePtr {
         DevicePtr(self.0.wrapping_add(bytes))
     }
 

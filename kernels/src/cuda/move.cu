@@ -100,7 +100,7 @@ struct FillArgs {
     u32 *to;
     u64 words;
     u32 seed;
-    u32 reserved;
+    u32 mask; // bits that may be set: 0xbfffbfff keeps every 16- and 32-bit float finite and small
 };
 
 /// Any grid: pseudo-random words, for benchmarks.
@@ -109,7 +109,7 @@ extern "C" __global__ void BOUNDS(512, 2) fill_random(FillArgs a) {
     for (u64 i = (u64)blockIdx.x * blockDim.x + threadIdx.x; i < a.words; i += step) {
         u32 x = (u32)i * 0x9e3779b1u + a.seed;
         x ^= x >> 16, x *= 0x85ebca6bu, x ^= x >> 13, x *= 0xc2b2ae35u, x ^= x >> 16;
-        a.to[i] = x;
+        a.to[i] = x & a.mask;
     }
 }
 EXPORT(fill_random)

@@ -77,13 +77,13 @@ pub(super) enum Family {
 impl Family {
     pub(super) fn of(ty: WeightType, cols: u32, tokens: u32) -> Family {
         let ragged = ty.is_plain() && !cols.is_multiple_of(32);
-        match tokens {
-            _ if ty == WeightType::F32 || ragged => Family::Float,
-            0..=GEMV_TOKENS_MAX if ty.is_plain() => Family::Float,
-            0..=GEMV_TOKENS_MAX => Family::Gemv,
-            0..=SKINNY_TOKENS_MAX => Family::Skinny,
-            _ => Family::Tile,
+        if ty == WeightType::F32 || ragged {
+            return Family::Float;
         }
+        if tokens <= GEMV_TOKENS_MAX {
+            return if ty.is_plain() { Family::Float } else { Family::Gemv };
+        }
+        if tokens <= SKINNY_TOKENS_MAX { Family::Skinny } else { Family::Tile }
     }
 }
 

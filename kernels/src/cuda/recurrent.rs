@@ -15,7 +15,8 @@ pub struct States {
     pub sequences: DevicePtr,
 }
 
-/// out = silu(filter * x), causal and depthwise over tokens. `filter` \[channels, taps\]; states \[channels, taps − 1\].
+/// out = silu(filter * x), causal and depthwise over tokens. `filter` \[channels, taps\]; states \[channels, taps − 1\]
+/// per sequence.
 pub fn causal_conv(x: View, filter: DevicePtr, taps: u32, states: &States, out: View, rows: u32) -> Launch {
     let args = ConvArgs {
         x,

@@ -5,6 +5,7 @@
 //! - `load(row, unit, units)`: the unit's bytes in registers,
 //! - `expand(raw, out)`: unsigned codes q and per group a scale and an offset with w = scale * (q - ZERO) + offset,
 //! - `column(unit, group)`: the first of the group's 16 columns,
+//! - OFFSET: whether the offsets are anything but 0,
 //! - SPAN: how far group 1 lies behind group 0 (16 in formats of 32, 32 or 64 in K-quants),
 //! - BRAIN: whether matrix kernels compute in BF16 (scales beyond F16's range) rather than in F16.
 //! Layouts: `Gguf` as in the file, `GpuTiled` each field of a row's blocks contiguous, each plane padded to 16 bytes
@@ -83,14 +84,14 @@ DEVICE u32 fifth_bits(u32 word, u32 first) { return (((word >> first) & 15) * 0x
 /// The whole of a format of 32 elements: element i in code byte i % 16, low nibble first.
 struct Block32 {
     static constexpr u32 SPAN = 16;
-    static constexpr bool BRAIN = false, EXACT = false;
+    static constexpr bool BRAIN = false, EXACT = false, OFFSET = false;
     DEVICE u32 column(u32 unit, u32 group) { return 32 * unit + 16 * group; }
 };
 
 /// A superblock of 256: eight units in four pairs of 64 columns; a pair's groups lie 32 apart.
 struct Super64 {
     static constexpr u32 SPAN = 32;
-    static constexpr bool BRAIN = false, EXACT = false;
+    static constexpr bool BRAIN = false, EXACT = false, OFFSET = false;
     DEVICE u32 column(u32 unit, u32 group) { return unit / 2 * 64 + unit % 2 * 16 + 32 * group; }
 };
 
@@ -112,6 +113,7 @@ template <bool TILED> struct Q4_0 : Block32 {
 
 template <bool TILED> struct Q4_1 : Block32 {
     static constexpr i32 ZERO = 0;
+    static constexpr bool OFFSET = true;
     struct Raw { u32 q[4]; u32 dm; };
     DEVICE Raw load(const u8 *row, u32 unit, u32) {
         Raw raw;
@@ -154,6 +156,7 @@ template <bool TILED> struct Q5_0 : Block32 {
 
 template <bool TILED> struct Q5_1 : Block32 {
     static constexpr i32 ZERO = 0;
+    static constexpr bool OFFSET = true;
     struct Raw { u32 q[4]; u32 dm, high; };
     DEVICE Raw load(const u8 *row, u32 unit, u32) {
         Raw raw;
@@ -248,6 +251,7 @@ DEVICE void scale_k4(const uint4 &head, u32 pair, Codes &c) {
 
 template <bool TILED> struct Q4_K : Super64 {
     static constexpr i32 ZERO = 0;
+    static constexpr bool OFFSET = true;
     struct Raw { u32 q[4]; uint4 head; u32 pair; };
     DEVICE Raw load(const u8 *row, u32 unit, u32) {
         const u8 *block = row + unit / 8 * 144;
@@ -265,6 +269,7 @@ template <bool TILED> struct Q4_K : Super64 {
 
 template <bool TILED> struct Q5_K : Super64 {
     static constexpr i32 ZERO = 0;
+    static constexpr bool OFFSET = true;
     struct Raw { u32 q[4], high[4]; uint4 head; u32 pair; };
     DEVICE Raw load(const u8 *row, u32 unit, u32) {
         const u8 *block = row + unit / 8 * 176;
@@ -291,7 +296,7 @@ template <bool TILED> struct Q5_K : Super64 {
 /// Halves of 128 columns; unit u of a half: bytes 16u of the low bits, groups 64 apart.
 template <bool TILED> struct Q6_K {
     static constexpr u32 SPAN = 64;
-    static constexpr bool BRAIN = false, EXACT = false;
+    static constexpr bool BRAIN = false, EXACT = false, OFFSET = false;
     static constexpr i32 ZERO = 32;
     struct Raw { u32 q[4], high[4]; u16 d; u8 s0, s1; u32 shift; };
     DEVICE u32 column(u32 unit, u32 group) { return unit / 4 * 128 + unit % 4 * 16 + 64 * group; }
@@ -332,12 +337,13 @@ template <bool TILED> struct Q6_K {
 /// Units of the 2- and 3-bit types: in a half of 128 columns, 16 bytes hold four groups 32 apart; a unit takes two.
 struct Super128 {
     static constexpr u32 SPAN = 32;
-    static constexpr bool BRAIN = false, EXACT = false;
+    static constexpr bool BRAIN = false, EXACT = false, OFFSET = false;
     DEVICE u32 column(u32 unit, u32 group) { return unit / 2 * 64 + unit % 2 * 16 + 32 * group; }
 };
 
 template <bool TILED> struct Q2_K : Super128 {
     static constexpr i32 ZERO = 0;
+    static constexpr bool OFFSET = true;
     struct Raw { u32 q[4]; u32 dm; u8 s0, s1; u32 shift; };
     DEVICE Raw load(const u8 *row, u32 unit, u32) {
         const u8 *block = row + unit / 8 * 84;
@@ -444,7 +450,8 @@ template <class W> DEVICE void expand_group(const u32 *q, float scale, float off
             h[i] = bf16x2_fma(bf16x2_fma(bytes4(q[i / 2], 0x43434343, pick), 0x3f803f80, minus), s, o);
         } else {
             const u32 zero = 0x64006400u + W::ZERO * 0x00010001u;
-            h[i] = f16x2_fma(f16x2_sub(bytes4(q[i / 2], 0x64646464, pick), zero), s, o);
+            u32 exact = f16x2_sub(bytes4(q[i / 2], 0x64646464, pick), zero);
+            h[i] = W::OFFSET ? f16x2_fma(exact, s, o) : f16x2_mul(exact, s);
         }
     }
 }

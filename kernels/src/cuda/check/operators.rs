@@ -5,7 +5,7 @@ use crate::cpu::ops::attention::AttentionShape;
 use crate::cpu::ops::cases::{OpBackend, OpCase, Operands, check_ops};
 use crate::cpu::ops::kv::{KV_BLOCK, slot};
 use crate::cpu::ops::rope::RopeTable;
-use crate::cuda::attention::{Method, Partials, attention};
+use crate::cuda::attention::{Attend, Method, Partials};
 use crate::cuda::experts::{Routing, route};
 use crate::cuda::ops::{self, CacheType, GroupNorm, KvCache, RopeShape, RoundInputs};
 use crate::cuda::recurrent::{Delta, States, causal_conv, delta_net};
@@ -290,7 +290,8 @@ fn attend(
         splits: Partials::splits(n_slots as u32),
     };
     let tokens = kind.tokens as u32;
-    bench.run(attention(shape, kind.method, (q, out), &cache, &inputs, sinks, &partials, tokens))?;
+    let attend = Attend { shape, q, out, cache: &cache, inputs: &inputs, sinks, partials };
+    bench.run(attend.launches(kind.method, tokens))?;
     bench.get(out.data, kind.tokens * out_cols)
 }
 

@@ -199,7 +199,7 @@ fn check_stack(machine: &mut dyn Machine, ty: WeightType, layout: GpuLayout) -> 
         machine.clear()?;
         let mut bench = Bench { machine: &mut *machine };
         // Expert 3 is never chosen; expert 4 by almost every token.
-        let id = |t: usize, j: usize| [[0, 4, 1], [4, 2, 0], [1, 2, 4]][t % 3][j] as i32;
+        let id = |t: usize, j: usize| [[0, 4, 1], [4, 2, 0], [1, 2, 4]][t % 3][j];
         let ids: Vec<i32> = (0..tokens * CHOSEN).map(|e| id(e / CHOSEN, e % CHOSEN)).collect();
         let x_rows = if input == InputRows::PerEntry { tokens * CHOSEN } else { tokens };
         let x: Vec<f32> = (0..x_rows * cols).map(|_| random.normal()).collect();

@@ -6,7 +6,7 @@ use crate::cpu::ops::attention::{AttentionShape, Mask};
 use crate::cpu::ops::elementwise::Glu;
 use crate::cpu::ops::oracle;
 use crate::cpu::ops::rope::{RopePairing, RopeParams, RopeScaling, RopeTable};
-use crate::cuda::attention::{Method, Partials, attention};
+use crate::cuda::attention::{Attend, Method, Partials};
 use crate::cuda::ops::{self, CacheType, KvCache, RopeShape, RoundInputs};
 use crate::cuda::recurrent::{States, causal_conv};
 use crate::cuda::rows::{self, Residual};
@@ -15,12 +15,15 @@ use crate::cuda::{BlockScale, DevicePtr, Forms, GpuLayout, GpuMatrix, View, tile
 use crate::quant::{WeightType, dequantise_row};
 use half::{bf16, f16};
 
+/// One check on a cleared machine.
+type Check = fn(&mut Bench) -> Result<(), String>;
+
 /// Runs all checks of this file.
 ///
 /// # Errors
 /// The first that fails.
 pub fn check_rest(machine: &mut dyn Machine) -> Result<(), String> {
-    let checks: [(&str, fn(&mut Bench) -> Result<(), String>); 9] = [
+    let checks: [(&str, Check); 9] = [
         ("embedding rows", embedding),
         ("forms of activations", forms),
         ("norm with residual", norm_with_residual),
@@ -262,8 +265,9 @@ fn sequences(bench: &mut Bench) -> Result<(), String> {
             scales: bench.room(scales as usize * tokens)?,
             splits: Partials::splits(n_slots as u32),
         };
-        let launches = attention(&shape, method, (q, out), &cache, &inputs, DevicePtr::NULL, &partials, tokens as u32);
-        bench.run(launches)?;
+        let (cache, inputs, sinks) = (&cache, &inputs, DevicePtr::NULL);
+        let attend = Attend { shape: &shape, q, out, cache, inputs, sinks, partials };
+        bench.run(attend.launches(method, tokens as u32))?;
         let got: Vec<f32> = bench.get(out.data, want.len())?;
         judge(&format!("{method:?}"), relative_norm(&got, &want), 2e-3)?;
     }

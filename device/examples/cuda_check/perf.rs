@@ -1,0 +1,510 @@
+//! How fast: bandwidths, chains of a model's matrices in one graph, prefill products, attention, small kernels.
+//!
+//! Every figure is a median over replays of one recorded graph, after a warm-up; weights are random and larger than the
+//! second-level cache. Next file: none.
+
+use std::time::Instant;
+
+use device::DeviceError;
+use device::cuda::{CudaGpu, CudaGraph};
+use device::gpu::{DeviceRegion, Epoch, EventId, Gpu, StreamId, StreamKind};
+use kernels::cpu::ops::attention::{AttentionShape, Mask};
+use kernels::cpu::ops::elementwise::Glu;
+use kernels::cuda::attention::{Attend, Method, Partials};
+use kernels::cuda::experts::{InputRows, Slots, Sorted, grouped, slots, sort};
+use kernels::cuda::ops::{self, CacheType, KvCache, RoundInputs};
+use kernels::cuda::product::{self, Activations, Form, Part, TokenTile};
+use kernels::cuda::rows::{convert, glu, rms_norm};
+use kernels::cuda::transfer::{copy_bytes, fill_random, move_rows, read_bytes};
+use kernels::cuda::{DevicePtr, Forms, GpuLayout, GpuMatrix, Launch, View};
+use kernels::quant::WeightType;
+
+use crate::machine::kernel;
+
+const GIB: u64 = 1 << 30;
+/// Replays of a measurement.
+const REPLAYS: usize = 9;
+
+/// A bump allocator over one large region, with timing.
+struct Lab<'a> {
+    gpu: &'a CudaGpu,
+    arena: DeviceRegion,
+    used_bytes: u64,
+    noise: DevicePtr,
+    stream: StreamId,
+    events: Vec<EventId>,
+}
+
+impl Lab<'_> {
+    fn room(&mut self, bytes: u64) -> DevicePtr {
+        let at = self.used_bytes;
+        self.used_bytes = (at + bytes.max(16)).next_multiple_of(256);
+        assert!(self.used_bytes <= self.arena.bytes, "the measurement needs more than the arena");
+        DevicePtr(self.arena.start.0 + at)
+    }
+
+    fn rows(&mut self, rows: u64, cols: u32) -> View {
+        View { data: self.room(rows * u64::from(cols) * 4), stride: cols, cols }
+    }
+
+    fn put_i32(&mut self, values: &[i32]) -> Result<DevicePtr, DeviceError> {
+        let at = self.room(values.len() as u64 * 4);
+        let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
+        self.gpu.upload(device::gpu::DevicePtr(at.0), &bytes)?;
+        Ok(at)
+    }
+
+    fn enqueue(&self, launches: &[Launch]) -> Result<(), DeviceError> {
+        let task = self.gpu.task(self.stream)?;
+        launches.iter().try_for_each(|launch| task.launch(&kernel(launch)))
+    }
+
+    fn graph(&self, launches: &[Launch]) -> Result<CudaGraph, DeviceError> {
+        self.gpu.task(self.stream)?.record(|task| launches.iter().try_for_each(|launch| task.launch(&kernel(launch))))
+    }
+
+    /// Median microseconds of one replay of these launches as a graph.
+    fn time(&self, launches: &[Launch]) -> Result<f64, DeviceError> {
+        let graph = self.graph(launches)?;
+        let task = self.gpu.task(self.stream)?;
+        for _ in 0..2 {
+            task.replay(&graph)?;
+        }
+        for pair in self.events.chunks(2) {
+            self.gpu.record(self.stream, pair[0])?;
+            task.replay(&graph)?;
+            self.gpu.record(self.stream, pair[1])?;
+        }
+        self.gpu.synchronize(self.stream)?;
+        let mut times = Vec::new();
+        for pair in self.events.chunks(2) {
+            times.push(self.gpu.elapsed(pair[0], pair[1])?.as_micros_f64());
+        }
+        times.sort_by(f64::total_cmp);
+        Ok(times[times.len() / 2])
+    }
+}
+
+/// All measurements.
+pub fn run(gpu: &CudaGpu, dense_tflops: Option<f64>) -> Result<(), DeviceError> {
+    let free = gpu.memory()?.free_bytes;
+    let arena = gpu.take_memory((free - GIB).min(16 * GIB), "measurements")?;
+    let stream = gpu.new_stream(StreamKind::Compute)?;
+    let events = (0..2 * REPLAYS).map(|_| gpu.new_event()).collect::<Result<_, _>>()?;
+    let noise = DevicePtr(gpu.take_memory(4 * NOISE, "noise")?.start.0);
+    make_noise(gpu, noise)?;
+    let mut lab = Lab { gpu, arena, used_bytes: 0, noise, stream, events };
+    let copy_gb_s = bandwidths(&mut lab)?;
+    latencies(&mut lab)?;
+    chains(&mut lab, copy_gb_s)?;
+    prefill(&mut lab, dense_tflops)?;
+    experts(&mut lab)?;
+    attentions(&mut lab)?;
+    small(&mut lab)
+}
+
+fn bandwidths(lab: &mut Lab) -> Result<f64, DeviceError> {
+    lab.used_bytes = 0;
+    let bytes = 4 * GIB;
+    let (from, to) = (lab.room(bytes), lab.room(bytes));
+    let blocks = lab.gpu.description().multiprocessors * 4;
+    lab.enqueue(&[fill_random(from, bytes, 1)])?;
+    let kernel_us = lab.time(&[copy_bytes(from, to, bytes, blocks)])?;
+    let read_us = lab.time(&[read_bytes(from, to, bytes, blocks)])?;
+    let task = lab.gpu.task(lab.stream)?;
+    let engine = task.record(|task| task.copy(device::gpu::DevicePtr(to.0), device::gpu::DevicePtr(from.0), bytes))?;
+    let start = Instant::now();
+    task.replay(&engine)?;
+    lab.gpu.synchronize(lab.stream)?;
+    let first = start.elapsed();
+    lab.gpu.record(lab.stream, lab.events[0])?;
+    for _ in 0..4 {
+        task.replay(&engine)?;
+    }
+    lab.gpu.record(lab.stream, lab.events[1])?;
+    lab.gpu.synchronize(lab.stream)?;
+    let engine_us = lab.gpu.elapsed(lab.events[0], lab.events[1])?.as_micros_f64() / 4.0;
+    let gb_s = |moved: u64, us: f64| moved as f64 / us / 1e3;
+    println!("copy, driver       {:8.0} GB/s read + written (first {first:?})", gb_s(2 * bytes, engine_us));
+    println!("copy, kernel       {:8.0} GB/s read + written", gb_s(2 * bytes, kernel_us));
+    println!("read, kernel       {:8.0} GB/s", gb_s(bytes, read_us));
+    Ok(gb_s(2 * bytes, engine_us))
+}
+
+fn latencies(lab: &mut Lab) -> Result<(), DeviceError> {
+    lab.used_bytes = 0;
+    let mapped = lab.gpu.take_mapped(64 << 20, "zero copy")?;
+    let local = lab.room(64 << 20);
+    let view = |at: DevicePtr| View { data: at, stride: 5120, cols: 5120 };
+    let host = DevicePtr(mapped.device.0);
+    for rows in [1u32, 512] {
+        let to_host = lab.time(&[move_rows(view(local), view(host), rows, None)])?;
+        let to_gpu = lab.time(&[move_rows(view(host), view(local), rows, None)])?;
+        let gb_s = |us: f64| f64::from(rows) * 5120.0 * 4.0 / us / 1e3;
+        println!(
+            "zero copy, {rows:4} rows of 5120: to host {to_host:6.1} us ({:.1} GB/s), to GPU {to_gpu:6.1} us ({:.1})",
+            gb_s(to_host),
+            gb_s(to_gpu)
+        );
+    }
+    let (x, y) = (lab.rows(1, 256), lab.rows(1, 256));
+    let many: Vec<Launch> = (0..200).map(|_| ops::add(x, y, y, 1)).collect();
+    println!("small kernel in a graph {:.2} us", lab.time(&many)? / 200.0);
+    let (flag_to_cpu, flag_to_gpu) = (lab.gpu.new_flag()?, lab.gpu.new_flag()?);
+    let rounds = 500;
+    let start = Instant::now();
+    for round in 1..=rounds {
+        lab.gpu.wait_flag(lab.stream, flag_to_gpu, Epoch(round))?;
+        lab.gpu.signal_flag(lab.stream, flag_to_cpu, Epoch(round))?;
+        lab.gpu.host_signal(flag_to_gpu, Epoch(round))?;
+        while !lab.gpu.host_sees(flag_to_cpu, Epoch(round))? {
+            std::hint::spin_loop();
+        }
+    }
+    println!(
+        "wait and signal, enqueued then passed: {:.2} us",
+        start.elapsed().as_secs_f64() * 1e6 / f64::from(rounds)
+    );
+    Ok(())
+}
+
+/// Activations of a form over uninitialised memory that a conversion fills.
+fn activations(lab: &mut Lab, form: Form, x: View, rows: u32) -> (Activations, Option<Launch>) {
+    let elements = u64::from(rows.next_multiple_of(4)) * u64::from(x.cols);
+    let none = Forms::default();
+    let (data, scales, forms) = match form {
+        Form::F32 => (x.data, DevicePtr::NULL, none),
+        Form::Q8 => {
+            let (q8, q8_scales) = (lab.room(elements), lab.room(elements / 4));
+            (q8, q8_scales, Forms { q8, q8_scales, ..none })
+        }
+        Form::F16 => {
+            let (f16, row_scale) = (lab.room(elements * 2), lab.room(u64::from(rows) * 4));
+            (f16, row_scale, Forms { f16, row_scale, ..none })
+        }
+        Form::Bf16 => {
+            let bf16 = lab.room(elements * 2);
+            (bf16, DevicePtr::NULL, Forms { bf16, ..none })
+        }
+    };
+    let launch = (form != Form::F32).then(|| convert(x, rows, forms));
+    (Activations { form, data, scales, stride: x.cols }, launch)
+}
+
+/// Floats that [`fill_rows`] has at hand: the largest operand of a measurement.
+const NOISE: u64 = 2048 * 17408;
+
+/// Uniform in [-1, 1): made once, since tensor cores are faster on zeros than on numbers.
+fn make_noise(gpu: &CudaGpu, at: DevicePtr) -> Result<(), DeviceError> {
+    let uniform = |i: u32| (i.wrapping_mul(2_654_435_761) >> 8) as f32 / (1 << 23) as f32 - 1.0;
+    let values: Vec<u8> = (0..NOISE as u32).flat_map(|i| uniform(i).to_le_bytes()).collect();
+    gpu.upload(device::gpu::DevicePtr(at.0), &values)
+}
+
+/// Noise in `x`.
+fn fill_rows(lab: &Lab, x: View, rows: u32) -> Result<(), DeviceError> {
+    let bytes = u64::from(rows) * u64::from(x.cols) * 4;
+    lab.enqueue(&[copy_bytes(lab.noise, x.data, bytes.next_multiple_of(16), 256)])
+}
+
+/// A matrix of random bytes: any bits are weights, and their values do not matter for time.
+fn matrix(lab: &mut Lab, ty: WeightType, layout: GpuLayout, rows: u32, cols: u32) -> GpuMatrix {
+    let bytes = layout.row_bytes(ty, cols as usize).unwrap_or(0) as u64 * u64::from(rows);
+    GpuMatrix { ty, layout, data: lab.room(bytes), rows, cols }
+}
+
+fn matrix_bytes(weight: &GpuMatrix) -> u64 {
+    weight.row_bytes().unwrap_or(0) * u64::from(weight.rows)
+}
+
+/// Layers of a 14B model, every matrix of one type, in one graph with the conversions between them.
+fn chains(lab: &mut Lab, copy_gb_s: f64) -> Result<(), DeviceError> {
+    println!("\nchain of Qwen3-14B's matrices in one graph, conversions included: share of the copy's bandwidth");
+    println!("{:18} {:>7} {:>9} {:>9} {:>7}", "type", "tokens", "us/layer", "GB/s", "share");
+    for ty in WeightType::ALL {
+        for layout in [GpuLayout::Tiled, GpuLayout::Gguf].into_iter().filter(|layout| layout.exists_for(ty)) {
+            for tokens in [1, 2, 4, 8, 16, 32] {
+                let (us, bytes) = chain(lab, ty, layout, tokens)?;
+                let gb_s = bytes as f64 / us / 1e3;
+                let name = format!("{ty} {}", if layout == GpuLayout::Tiled { "tiled" } else { "" });
+                println!(
+                    "{name:18} {tokens:7} {:9.1} {gb_s:9.0} {:6.1} %",
+                    us / LAYERS as f64,
+                    100.0 * gb_s / copy_gb_s
+                );
+            }
+        }
+    }
+    Ok(())
+}
+
+const LAYERS: usize = 6;
+
+/// Microseconds and weight bytes of one pass over the chain.
+fn chain(lab: &mut Lab, ty: WeightType, layout: GpuLayout, tokens: u32) -> Result<(f64, u64), DeviceError> {
+    lab.used_bytes = 0;
+    let (hidden, wide) = (5120, 17408);
+    let none = View::default();
+    let mut launches = Vec::new();
+    let mut bytes = 0;
+    let x = lab.rows(u64::from(tokens), hidden);
+    fill_rows(lab, x, tokens)?;
+    let middle = lab.rows(u64::from(tokens), wide);
+    let (k, v) = (lab.rows(u64::from(tokens), 1024), lab.rows(u64::from(tokens), 1024));
+    let up = lab.rows(u64::from(tokens), wide);
+    let weights_from = lab.used_bytes;
+    for _ in 0..LAYERS {
+        let mut step = |lab: &mut Lab, input: View, outs: &[(View, u32)]| {
+            let form = product::form(ty, input.cols, tokens);
+            let (active, conversion) = activations(lab, form, input, tokens);
+            launches.extend(conversion);
+            let parts: Vec<Part> = outs
+                .iter()
+                .map(|&(out, rows)| {
+                    let weight = matrix(lab, ty, layout, rows, input.cols);
+                    bytes += matrix_bytes(&weight);
+                    Part { weight, bias: DevicePtr::NULL, residual: none, out }
+                })
+                .collect();
+            launches.extend(product::product(&parts, &active, tokens).unwrap_or_default());
+        };
+        step(lab, x, &[(View { cols: hidden, ..middle }, hidden), (k, 1024), (v, 1024)]);
+        step(lab, View { cols: hidden, stride: wide, ..middle }, &[(x, hidden)]);
+        step(lab, x, &[(middle, wide), (up, wide)]);
+        step(lab, up, &[(x, hidden)]);
+    }
+    // Random bits over all weights; activations that came between were nothing yet.
+    let weights = DevicePtr(lab.arena.start.0 + weights_from);
+    lab.enqueue(&[fill_random(weights, lab.used_bytes - weights_from, 7)])?;
+    Ok((lab.time(&launches)?, bytes))
+}
+
+fn prefill(lab: &mut Lab, dense_tflops: Option<f64>) -> Result<(), DeviceError> {
+    println!("\nprefill products, TFLOP/s by token tile 64 / 128 / 256 (share of dense F16 of the best)");
+    let shapes = [(17408u32, 5120u32), (5120, 17408), (5120, 5120)];
+    for ty in WeightType::ALL.into_iter().filter(|&ty| ty != WeightType::F32) {
+        for layout in [GpuLayout::Tiled, GpuLayout::Gguf].into_iter().filter(|layout| layout.exists_for(ty)) {
+            for (rows, cols) in shapes {
+                for tokens in [512u32, 2048] {
+                    let rates = prefill_rates(lab, ty, layout, rows, cols, tokens)?;
+                    let best = rates.iter().copied().fold(0.0, f64::max);
+                    let share = dense_tflops.map_or(String::new(), |dense| format!("{:5.1} %", 100.0 * best / dense));
+                    let rule = TokenTile::for_shape(rows, tokens);
+                    println!(
+                        "{ty:8} {layout:?} {cols:6} -> {rows:6} x {tokens:5}: {:6.1} {:6.1} {:6.1}  {share} {rule:?}",
+                        rates[0], rates[1], rates[2]
+                    );
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+fn prefill_rates(
+    lab: &mut Lab,
+    ty: WeightType,
+    layout: GpuLayout,
+    rows: u32,
+    cols: u32,
+    tokens: u32,
+) -> Result<Vec<f64>, DeviceError> {
+    lab.used_bytes = 0;
+    let x = lab.rows(u64::from(tokens), cols);
+    fill_rows(lab, x, tokens)?;
+    let form = product::form(ty, cols, tokens);
+    let (active, conversion) = activations(lab, form, x, tokens);
+    lab.enqueue(&conversion.into_iter().collect::<Vec<_>>())?;
+    let weight = matrix(lab, ty, layout, rows, cols);
+    lab.enqueue(&[fill_random(weight.data, matrix_bytes(&weight), 3)])?;
+    let out = lab.rows(u64::from(tokens), rows);
+    let part = Part { weight, bias: DevicePtr::NULL, residual: View::default(), out };
+    let flop = 2.0 * f64::from(rows) * f64::from(cols) * f64::from(tokens);
+    let mut rates = Vec::new();
+    for tile in TokenTile::ALL {
+        let Ok(launch) = product::matmul(&part, &active, tokens, tile) else { continue };
+        rates.push(flop / lab.time(&[launch; 4])? * 4.0 / 1e6);
+    }
+    Ok(rates)
+}
+
+/// Experts of Qwen3-30B-A3B and GPT-OSS-20B.
+fn experts(lab: &mut Lab) -> Result<(), DeviceError> {
+    println!("\nexperts: decode by slot, prefill sorted");
+    let models = [
+        ("Qwen3-30B-A3B gate+up", WeightType::Q4_K, 128u32, 8u32, 768u32, 2048u32, InputRows::PerToken),
+        ("Qwen3-30B-A3B down", WeightType::Q6_K, 128, 8, 2048, 768, InputRows::PerEntry),
+        ("GPT-OSS-20B gate+up", WeightType::MXFP4, 32, 4, 2880, 2880, InputRows::PerToken),
+        ("GPT-OSS-20B down", WeightType::MXFP4, 32, 4, 2880, 2880, InputRows::PerEntry),
+    ];
+    for (name, ty, count, chosen, rows, cols, input) in models {
+        for tokens in [1u32, 4, 512, 2048] {
+            lab.used_bytes = 0;
+            let entries = tokens * chosen;
+            let own = input == InputRows::PerEntry;
+            let x_rows = if own { entries } else { tokens };
+            let x = lab.rows(u64::from(x_rows), cols);
+            fill_rows(lab, x, x_rows)?;
+            let layout = GpuLayout::preferred(ty);
+            let parts: Vec<Part> = (0..if own { 1 } else { 2 })
+                .map(|_| {
+                    let stack = matrix(lab, ty, layout, rows * count, cols);
+                    let out = lab.rows(u64::from(tokens), chosen * rows);
+                    let weight = GpuMatrix { rows, ..stack };
+                    Part { weight, bias: DevicePtr::NULL, residual: View::default(), out }
+                })
+                .collect();
+            for part in &parts {
+                lab.enqueue(&[fill_random(part.weight.data, matrix_bytes(&part.weight) * u64::from(count), 5)])?;
+            }
+            let ids: Vec<i32> = (0..entries).map(|e| ((e / chosen * 37 + e % chosen * 11) % count) as i32).collect();
+            let ids = View { data: lab.put_i32(&ids)?, stride: chosen, cols: chosen };
+            let slot = Slots { ids, slots: chosen, matrices: count, input_stride: if own { cols } else { 0 } };
+            let bytes = parts.len() as u64 * matrix_bytes(&parts[0].weight) * u64::from(entries.min(count));
+            let flop = 2.0 * parts.len() as f64 * f64::from(rows) * f64::from(cols) * f64::from(entries);
+            if tokens <= 4 {
+                let (mut active, conversion) = activations(lab, Form::Q8, x, x_rows);
+                active.stride = if own { chosen * cols } else { cols };
+                lab.enqueue(&conversion.into_iter().collect::<Vec<_>>())?;
+                let Ok(launch) = slots(&parts, &active, tokens, &slot) else { continue };
+                // The same experts again and again may stay in the cache: the figure is an upper bound for one token.
+                let us = lab.time(&[launch; 8])? / 8.0;
+                println!("{name:24} {tokens:5} tokens: {us:7.1} us, {:6.0} GB/s", bytes as f64 / us / 1e3);
+            } else {
+                let (active, conversion) = activations(lab, product::form(ty, cols, 64), x, x_rows);
+                lab.enqueue(&conversion.into_iter().collect::<Vec<_>>())?;
+                for tile in TokenTile::ALL {
+                    let tiles = lab.room(16 * u64::from(Sorted::tiles_max(tile, entries, count)));
+                    let order = lab.room(4 * u64::from(entries));
+                    let sorted = Sorted { order, tiles, n_tiles: lab.room(4), tile };
+                    let sorting = sort(ids, tokens, chosen, count, &sorted);
+                    let products: Vec<Launch> = parts
+                        .iter()
+                        .filter_map(|part| grouped(part, &active, tokens, &slot, input, &sorted).ok())
+                        .collect();
+                    let sort_us = lab.time(&[sorting])?;
+                    lab.enqueue(&[sorting])?;
+                    let us = lab.time(&products)?;
+                    println!(
+                        "{name:24} {tokens:5} tokens {tile:?}: {us:7.1} us, {:6.1} TFLOP/s; sorting {sort_us:.1} us",
+                        flop / us / 1e6
+                    );
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+fn attentions(lab: &mut Lab) -> Result<(), DeviceError> {
+    println!("\nattention over an F16 cache");
+    let cases = [
+        ("Qwen3-14B 40/8 x 128", 40usize, 8usize, 128usize, 128usize),
+        ("Qwen3-30B 32/4 x 128", 32, 4, 128, 128),
+        ("GPT-OSS 64/8 x 64", 64, 8, 64, 64),
+        ("Gemma-like 8/4 x 256", 8, 4, 256, 256),
+        ("DeepSeek MLA 16/1 x 576", 16, 1, 576, 512),
+    ];
+    for (name, q_heads, kv_heads, k, v) in cases {
+        for (tokens, context) in
+            [(1u32, 2048u32), (1, 8192), (1, 32768), (4, 8192), (512, 512), (512, 2560), (2048, 2048)]
+        {
+            let mask = Mask::Causal;
+            let shape =
+                AttentionShape { q_heads, kv_heads, k_head_cols: k, v_head_cols: v, scale: 0.1, softcap: None, mask };
+            let method = Method::for_shape(&shape, CacheType::F16, tokens);
+            if method != Method::Tiled && tokens > 16 {
+                continue;
+            }
+            let us = attention_us(lab, &shape, method, tokens, context)?;
+            let per_token = (kv_heads * (k + if k == v { v } else { 0 }) * 2) as f64;
+            let seen = f64::from(context) - f64::from(tokens) / 2.0;
+            let flop = 2.0 * seen * f64::from(tokens) * (q_heads * (k + v)) as f64;
+            println!(
+                "{name:24} {tokens:5} tokens at {context:6}: {us:8.1} us, {:6.0} GB/s, {:6.1} TFLOP/s ({method:?})",
+                per_token * f64::from(context) / us / 1e3,
+                flop / us / 1e6
+            );
+        }
+    }
+    Ok(())
+}
+
+fn attention_us(
+    lab: &mut Lab,
+    shape: &AttentionShape,
+    method: Method,
+    tokens: u32,
+    context: u32,
+) -> Result<f64, DeviceError> {
+    lab.used_bytes = 0;
+    let (q_cols, out_cols) = ((shape.q_heads * shape.k_head_cols) as u32, (shape.q_heads * shape.v_head_cols) as u32);
+    let k_cols = (shape.kv_heads * shape.k_head_cols) as u32;
+    let v_cols = (shape.kv_heads * shape.v_head_cols) as u32;
+    let (q, out) = (lab.rows(u64::from(tokens), q_cols), lab.rows(u64::from(tokens), out_cols));
+    fill_rows(lab, q, tokens)?;
+    let positions: Vec<i32> = (0..context as i32).collect();
+    let last: Vec<i32> = positions[(context - tokens) as usize..].to_vec();
+    let zeros = vec![0i32; context as usize];
+    let (sums, scales) = Partials::bytes_per_token(shape, context);
+    let partials = Partials {
+        sums: lab.room(if method == Method::Split { sums * u64::from(tokens) } else { 16 }),
+        scales: lab.room(if method == Method::Split { scales * u64::from(tokens) } else { 16 }),
+        splits: Partials::splits(context),
+    };
+    let inputs = RoundInputs {
+        positions: lab.put_i32(&last)?,
+        sequences: lab.put_i32(&zeros)?,
+        slots: DevicePtr::NULL,
+        n_slots: lab.put_i32(&[context as i32])?,
+    };
+    let (slot_positions, slot_sequences) = (lab.put_i32(&positions)?, lab.put_i32(&zeros)?);
+    // Several caches in turn, so that one does not stay in the second-level cache.
+    let cache_bytes = u64::from(context) * u64::from(k_cols + v_cols) * 2;
+    let copies = (GIB / cache_bytes).clamp(1, 16);
+    let mut launches = Vec::new();
+    for _ in 0..copies {
+        let shared = shape.k_head_cols != shape.v_head_cols;
+        let keys = lab.room(u64::from(context) * u64::from(k_cols) * 2);
+        let values = if shared { DevicePtr::NULL } else { lab.room(u64::from(context) * u64::from(v_cols) * 2) };
+        // F16 of about 1e-3 everywhere: 0x1111 repeated.
+        let cache = KvCache { ty: CacheType::F16, keys, values, slot_positions, slot_sequences, k_cols, v_cols };
+        let (cache, inputs, sinks) = (&cache, &inputs, DevicePtr::NULL);
+        launches.extend(Attend { shape, q, out, cache, inputs, sinks, partials }.launches(method, tokens));
+    }
+    Ok(lab.time(&launches)? / copies as f64)
+}
+
+/// Kernels between the products, one token and 512.
+fn small(lab: &mut Lab) -> Result<(), DeviceError> {
+    println!("\nsmall kernels, us each in a graph of 50");
+    for tokens in [1u32, 512] {
+        lab.used_bytes = 0;
+        let x = lab.rows(u64::from(tokens), 5120);
+        let wide = lab.rows(u64::from(tokens), 17408);
+        fill_rows(lab, x, tokens)?;
+        fill_rows(lab, wide, tokens)?;
+        let weight = lab.room(5120 * 4);
+        let f16 = tokens > 4;
+        let forms = |lab: &mut Lab, cols: u64| {
+            let elements = u64::from(tokens) * cols;
+            let (a, b) = (lab.room(elements * 2), lab.room(elements / 4));
+            if f16 {
+                Forms { f16: a, row_scale: b, ..Forms::default() }
+            } else {
+                Forms { q8: a, q8_scales: b, ..Forms::default() }
+            }
+        };
+        let (narrow_forms, wide_forms) = (forms(lab, 5120), forms(lab, 17408));
+        let kinds = [
+            ("norm to products", rms_norm(x, None, weight, 1e-6, tokens, narrow_forms)),
+            ("gated unit to products", glu(Glu::Silu, wide, wide, tokens, wide_forms)),
+            ("conversion", convert(x, tokens, narrow_forms)),
+            ("add", ops::add(x, x, x, tokens)),
+        ];
+        for (name, launch) in kinds {
+            println!("{name:24} {tokens:4} tokens {:6.2} us", lab.time(&vec![launch; 50])? / 50.0);
+        }
+    }
+    Ok(())
+}
