@@ -178,8 +178,9 @@ mod pipelined {
             let Answer { team, promoted, round_us, method } = solve(&task, Effort::FULL, &[]);
             let mut scratch = Scratch::default();
             for team in 0..2 {
-                prop_assert!(round_us <= task.round_us(team, &[], &mut scratch) * (1.0 + 2e-6));
-                prop_assert!(round_us <= task.round_us(team, &paper_promotions(&task, team), &mut scratch) * (1.0 + 2e-6));
+                for other in [Vec::new(), paper_promotions(&task, team)] {
+                    prop_assert!(round_us <= task.round_us(team, &other, &mut scratch) * (1.0 + 2e-6));
+                }
             }
             prop_assert_eq!(method == Method::Static, promoted.is_empty());
             let router_of = |item: u32| problem.costs.cases[0].items[item as usize].stream_after;
@@ -187,7 +188,8 @@ mod pipelined {
             let placement = Placement { homes: homes.clone() };
             let slots = slots.slots();
             // The artifact's form of the schedule means what the search meant.
-            let prepared = Prepared::new(&problem.costs, &problem.costs.cases[0], &placement, &slots, &schedule).unwrap();
+            let case = &problem.costs.cases[0];
+            let prepared = Prepared::new(&problem.costs, case, &placement, &slots, &schedule).unwrap();
             prop_assert_eq!(&prepared, &task.prepare(team, &promoted));
             let run = Run {
                 model: &problem.costs,

@@ -80,9 +80,9 @@ const RTX4090_DESKTOP: Machine = Machine {
         latencies_us: [2.2, 5.0, 6.5, 25.0],
     }),
     sources: &[
-        "arXiv 2607.10183: a desktop with an RTX 4090 (its CPU and memory are in Table 1, of which no figure is at hand)",
+        "arXiv 2607.10183: a desktop with an RTX 4090 (its Table 1 names CPU and memory; no figure is at hand)",
         "arXiv 2608.16157: host to device 25.1 GB/s measured on an RTX 4090",
-        "Datasheets: DDR5-5600 dual channel 89.6 GB/s; GDDR6X 384 bit; AD102 dense f16 165 TFLOP/s with f32 accumulation",
+        "Datasheets: DDR5-5600 dual channel 89.6 GB/s; GDDR6X 384 bit; AD102 dense f16 165 TFLOP/s, f32 accumulation",
     ],
     assumptions: &[
         "CPU and memory are not known: an i9-13900K with DDR5-5600 and 128 GiB is assumed (Qwen3.5-122B needs 75)",

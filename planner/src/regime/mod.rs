@@ -3,7 +3,8 @@
 //! The grid generates candidates: each cell is solved on its own, in parallel. Of the distinct schedules those are
 //! kept without which some cell would lose more than 1 %, and the map names the best kept one for every cell. The
 //! runtime may also score the kept ones under ratios that are no cell (`plan_format::evaluate`).
-//! `cover` chooses what to keep, `assemble` makes the artifact's sections. Placement is fixed here: only transfers and CPU threads change with the load.
+//! `cover` chooses what to keep, `assemble` makes the artifact's sections. Placement is fixed here: only transfers and
+//! CPU threads change with the load.
 
 mod assemble;
 mod cover;
