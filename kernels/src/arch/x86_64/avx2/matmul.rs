@@ -5,22 +5,19 @@ use std::arch::x86_64::*;
 use std::ops::Range;
 
 use crate::arch::x86_64::matmul::engine::{self, engine};
-use crate::arch::x86_64::matmul::packed::{GROUPS, Packed, Raised};
+use crate::arch::x86_64::matmul::packed::{Codes, GROUPS};
 use crate::arch::x86_64::matmul::simd::{Simd, Span, start_value};
 use crate::cpu::matmul::Product;
 
 engine!(
-    Words, WordVectors, "avx2,fma,f16c", parts: 2, unpacked: Plainly,
-    direct: [4 2 1], tile: [4 2 1], plain_direct: [2 1], plain_tile: [4 2 1]
+    Words, WordVectors, "avx2,fma,f16c", parts: 2, unpacked: Narrow,
+    direct: [1], tile: [4 2 1], plain_direct: [2 1], plain_tile: [4 2 1]
 );
 
 engine!(
     Vnni, VnniVectors, "avx2,fma,f16c,avxvnni", parts: 2, unpacked: Raised,
-    direct: [4 2 1], tile: [4 2 1], plain_direct: [2 1], plain_tile: [4 2 1]
+    direct: [1], tile: [4 2 1], plain_direct: [2 1], plain_tile: [4 2 1]
 );
-
-/// Codes for 16-bit sums stay as small as they are.
-type Plainly<W> = W;
 
 /// How 8-bit products are summed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -289,7 +286,7 @@ vectors! {
     /// Dot products by way of 16-bit sums.
     WordVectors any_bytes: false {
         #[inline(always)]
-        unsafe fn dots<W: Packed, const T: usize>(
+        unsafe fn dots<C: Codes, const T: usize>(
             span: Span,
             quants: &[__m256i; GROUPS],
             acts: &[*const u8; T],
@@ -298,11 +295,11 @@ vectors! {
             unsafe {
                 let mut dots = [_mm256_setzero_si256(); T];
                 for (dot, act) in dots.iter_mut().zip(acts) {
-                *dot = start_value::<Self, W>(span, *act).unwrap_or(*dot);
+                *dot = start_value::<Self, C>(span, *act).unwrap_or(*dot);
             }
-                for first in span.groups().step_by(W::WORD_GROUPS) {
-                    let groups = first..span.groups().end.min(first + W::WORD_GROUPS);
-                    add_words::<W, T>(&mut dots, groups, quants, acts);
+                for first in span.groups().step_by(C::WORD_GROUPS) {
+                    let groups = first..span.groups().end.min(first + C::WORD_GROUPS);
+                    add_words::<C, T>(&mut dots, groups, quants, acts);
                 }
                 dots
             }
@@ -312,7 +309,7 @@ vectors! {
 
 /// Adds the products of some vectors, few enough that their sums fit 16 bits.
 #[inline(always)]
-unsafe fn add_words<W: Packed, const T: usize>(
+unsafe fn add_words<C: Codes, const T: usize>(
     dots: &mut [__m256i; T],
     groups: Range<usize>,
     quants: &[__m256i; GROUPS],
@@ -324,7 +321,7 @@ unsafe fn add_words<W: Packed, const T: usize>(
         for g in groups {
             for (words, act) in words.iter_mut().zip(acts) {
                 let act = WordVectors::broadcast32(act.add(4 * g));
-                let product = if W::SIGNED {
+                let product = if C::SIGNED {
                     _mm256_maddubs_epi16(_mm256_abs_epi8(quants[g]), _mm256_sign_epi8(act, quants[g]))
                 } else {
                     _mm256_maddubs_epi16(quants[g], act)
@@ -342,7 +339,7 @@ vectors! {
     /// Dot products by `vpdpbusd`.
     VnniVectors any_bytes: true {
         #[inline(always)]
-        unsafe fn dots<W: Packed, const T: usize>(
+        unsafe fn dots<C: Codes, const T: usize>(
             span: Span,
             quants: &[__m256i; GROUPS],
             acts: &[*const u8; T],
@@ -351,7 +348,7 @@ vectors! {
             unsafe {
                 let mut dots = [_mm256_setzero_si256(); T];
                 for (dot, act) in dots.iter_mut().zip(acts) {
-                *dot = start_value::<Self, W>(span, *act).unwrap_or(*dot);
+                *dot = start_value::<Self, C>(span, *act).unwrap_or(*dot);
             }
                 for g in span.groups() {
                     for (dot, act) in dots.iter_mut().zip(acts) {

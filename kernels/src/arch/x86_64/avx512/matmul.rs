@@ -4,7 +4,7 @@ use std::arch::x86_64::*;
 use std::ops::Range;
 
 use crate::arch::x86_64::matmul::engine::{self, engine};
-use crate::arch::x86_64::matmul::packed::{GROUPS, Packed, Raised};
+use crate::arch::x86_64::matmul::packed::{Codes, GROUPS};
 use crate::arch::x86_64::matmul::simd::{Simd, Span, start_value};
 use crate::cpu::matmul::Product;
 
@@ -244,7 +244,7 @@ impl Simd for Vectors {
     }
 
     #[inline(always)]
-    unsafe fn dots<W: Packed, const T: usize>(
+    unsafe fn dots<C: Codes, const T: usize>(
         span: Span,
         quants: &[__m512i; GROUPS],
         acts: &[*const u8; T],
@@ -253,7 +253,7 @@ impl Simd for Vectors {
         unsafe {
             let mut dots = [_mm512_setzero_si512(); T];
             for (dot, act) in dots.iter_mut().zip(acts) {
-                *dot = start_value::<Self, W>(span, *act).unwrap_or(*dot);
+                *dot = start_value::<Self, C>(span, *act).unwrap_or(*dot);
             }
             for g in span.groups() {
                 for (dot, act) in dots.iter_mut().zip(acts) {

@@ -15,9 +15,9 @@ use crate::cpu::matmul::{Product, Source};
 pub(crate) trait Engine {
     /// Buffer of unpacked weights.
     type Unpacked;
-    /// Most tokens of a tile, and for which weights are unpacked in registers.
-    const TILE_TOKENS: usize;
-    /// Most tokens for which plain numbers are converted in registers.
+    /// Most tokens for which weights are unpacked in registers.
+    const DIRECT_TOKENS: usize;
+    /// Most tokens for which plain numbers are converted in registers: two tiles, the second from the cache.
     const PLAIN_DIRECT_TOKENS: usize;
     unsafe fn unpacked() -> Self::Unpacked;
     unsafe fn direct<W: Packed>(product: &Product, panel: usize, token: usize) -> usize;
@@ -43,14 +43,14 @@ pub(crate) trait Engine {
 /// Makes `$engine` an [`Engine`] over the operations `$simd`, compiled with `$features`, `$parts` vectors a panel.
 /// `unpacked` is the form of codes in buffers. Lists of tile sizes fall and end with 1.
 macro_rules! engine {
-    ($engine:ident, $simd:ty, $features:literal, parts: $parts:literal, unpacked: $form:ident, direct: [$($d:literal)*],
-     tile: [$($t:literal)*], plain_direct: [$($pd:literal)*], plain_tile: [$($pt:literal)*]) => {
+    ($engine:ident, $simd:ty, $features:literal, parts: $parts:literal, unpacked: $form:ident,
+     direct: [$($d:literal)*], tile: [$($t:literal)*], plain_direct: [$($pd:literal)*], plain_tile: [$($pt:literal)*]) => {
         struct $engine;
 
         const _: () = {
             use std::ops::Range;
             use $crate::arch::x86_64::matmul::engine::{Engine, first};
-            use $crate::arch::x86_64::matmul::packed::Packed;
+            use $crate::arch::x86_64::matmul::packed::{Codes, Packed};
             use $crate::arch::x86_64::matmul::plain::{self, Number, Segment};
             use $crate::arch::x86_64::matmul::tile::{self, Unpacked};
             use $crate::cpu::matmul::{Product, Source};
@@ -75,11 +75,11 @@ macro_rules! engine {
                 chunks: Range<usize>,
             ) {
                 // SAFETY: the trait's contract.
-                unsafe { unpacked.fill::<$form<W>>(source, panel, chunks) }
+                unsafe { unpacked.fill::<W>(source, panel, chunks) }
             }
 
             #[target_feature(enable = $features)]
-            unsafe fn tile<W: Packed, const T: usize>(
+            unsafe fn tile<C: Codes, const T: usize>(
                 product: &Product,
                 panel: usize,
                 token: usize,
@@ -87,7 +87,7 @@ macro_rules! engine {
                 chunks: Range<usize>,
             ) -> usize {
                 // SAFETY: the trait's contract.
-                unsafe { tile::tile::<$simd, $form<W>, T, $parts>(product, panel, token, unpacked, chunks) }
+                unsafe { tile::tile::<$simd, C, T, $parts>(product, panel, token, unpacked, chunks) }
             }
 
             #[target_feature(enable = $features)]
@@ -116,8 +116,8 @@ macro_rules! engine {
 
             impl Engine for $engine {
                 type Unpacked = Unpacked<$simd, $parts>;
-                const TILE_TOKENS: usize = first(&[$($d),*]);
-                const PLAIN_DIRECT_TOKENS: usize = first(&[$($pd),*]);
+                const DIRECT_TOKENS: usize = first(&[$($d),*]);
+                const PLAIN_DIRECT_TOKENS: usize = 2 * first(&[$($pd),*]);
 
                 unsafe fn unpacked() -> Self::Unpacked {
                     // SAFETY: the trait's contract.
@@ -154,7 +154,7 @@ macro_rules! engine {
                     // SAFETY: the trait's contract; a tile has no more tokens than remain.
                     unsafe {
                         match tokens.len() {
-                            $(n if n >= $t => tile::<W, $t>(product, panel, tokens.start, unpacked, chunks),)*
+                            $(n if n >= $t => tile::<W::$form, $t>(product, panel, tokens.start, unpacked, chunks),)*
                             _ => 0,
                         }
                     }

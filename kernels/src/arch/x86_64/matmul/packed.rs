@@ -34,6 +34,50 @@ impl Scales {
     }
 }
 
+/// What the dot products and sums of a type depend on; types that agree in it share their code.
+pub(crate) trait Codes {
+    /// Whether the two halves of a sub-block have scales (and mins) of their own.
+    const HALVES: bool;
+    /// Whether values have a min. Mins of halves are divided by -128, as the sums that they meet are -128 times.
+    const MINS: bool;
+    /// Codes are unsigned and this much larger than values; 0 or a power of 2.
+    const OFFSET: u8;
+    /// Codes are signed bytes, or unsigned ones 128 larger if the vectors want that ([`Simd::ANY_BYTES`]).
+    const SIGNED: bool;
+    /// Vectors of codes whose products with activations can be summed in 16 bits: the largest power of 2 up to 8
+    /// with `2 * 127 * (largest code) * vectors < 2^15`.
+    const WORD_GROUPS: usize;
+}
+
+/// [`Codes`] by numbers.
+pub(crate) struct Form<
+    const HALVES: bool,
+    const MINS: bool,
+    const OFFSET: u8,
+    const SIGNED: bool,
+    const WORD_GROUPS: usize,
+>;
+
+impl<const HALVES: bool, const MINS: bool, const OFFSET: u8, const SIGNED: bool, const WORD_GROUPS: usize> Codes
+    for Form<HALVES, MINS, OFFSET, SIGNED, WORD_GROUPS>
+{
+    const HALVES: bool = HALVES;
+    const MINS: bool = MINS;
+    const OFFSET: u8 = OFFSET;
+    const SIGNED: bool = SIGNED;
+    const WORD_GROUPS: usize = WORD_GROUPS;
+}
+
+/// Codes as the type has them: as small as they can be.
+type Narrow<const OFFSET: u8, const SIGNED: bool, const WORD_GROUPS: usize> =
+    Form<false, false, OFFSET, SIGNED, WORD_GROUPS>;
+/// As [`Narrow`], for types with a min.
+type NarrowMin<const WORD_GROUPS: usize> = Form<false, true, 0, false, WORD_GROUPS>;
+/// Codes with an offset of 128, of any byte: no operation is needed for a dot product's start value.
+type Raised = Form<false, false, 128, false, 0>;
+/// As [`Raised`], for types with a min, which have no offset.
+type RaisedMin = Form<false, true, 0, false, 0>;
+
 /// How one type's chunks are unpacked.
 ///
 /// # Safety
@@ -42,23 +86,39 @@ impl Scales {
 pub(crate) trait Packed {
     /// The type.
     const TYPE: WeightType;
-    /// Whether the two halves of a sub-block have scales (and mins) of their own.
-    const HALVES: bool = false;
-    /// Whether values have a min. Mins of halves are divided by -128, as the sums that they meet are -128 times.
-    const MINS: bool = false;
-    /// Codes are unsigned and this much larger than values; 0 or a power of 2.
-    const OFFSET: u8 = 0;
-    /// Codes are signed bytes, or unsigned ones 128 larger if the vectors want that ([`Simd::ANY_BYTES`]).
-    const SIGNED: bool = false;
-    /// Vectors of codes whose products with activations can be summed in 16 bits: the largest power of 2 up to 8
-    /// with `2 * 127 * (largest code) * vectors < 2^15`.
-    const WORD_GROUPS: usize;
     /// Bytes of a sub-block of 16 rows, its share of the scales included.
     const SUB_BYTES: usize = PANEL_ROWS * Self::TYPE.block().1 * SUB_COLS / Self::TYPE.block().0;
+    /// The form of `codes`.
+    type Narrow: Codes;
+    /// The form of [`raised`] codes, for vectors that multiply any bytes.
+    type Raised: Codes;
     /// Writes the scales and mins of all sub-blocks for a vector of rows.
     unsafe fn scales<S: Simd>(chunk: *const u8, subs: usize, lane: usize, out: &mut Scales);
     /// The codes of sub-block `sub < subs`: vector g has columns 4g..4g+4 of the rows.
     unsafe fn codes<S: Simd>(chunk: *const u8, subs: usize, sub: usize, lane: usize) -> [S::Int; GROUPS];
+}
+
+/// Codes in the form [`Packed::Raised`] if the vectors multiply any bytes. Pays where they are used more than once.
+///
+/// # Safety
+/// As [`Packed`].
+#[inline(always)]
+pub(crate) unsafe fn raised<S: Simd, W: Packed>(
+    chunk: *const u8,
+    subs: usize,
+    sub: usize,
+    lane: usize,
+) -> [S::Int; GROUPS] {
+    // SAFETY: the caller's contract.
+    unsafe {
+        let mut codes = W::codes::<S>(chunk, subs, sub, lane);
+        if S::ANY_BYTES && W::Narrow::OFFSET > 0 {
+            for code in &mut codes {
+                *code = S::add8(*code, S::splat8((128 - W::Narrow::OFFSET) as i8));
+            }
+        }
+        codes
+    }
 }
 
 /// Vector `group` of a field of codes.
@@ -176,7 +236,7 @@ unsafe fn f16_scales<S: Simd, W: Packed>(chunk: *const u8, subs: usize, lane: us
         // SAFETY: the head of a chunk begins with 16 f16 for each sub-block, then as many mins.
         unsafe {
             out.set_scale::<S>(sub, lane, S::load_f16(chunk.add(2 * (PANEL_ROWS * sub + lane))));
-            if W::MINS {
+            if W::Narrow::MINS {
                 out.set_min::<S>(sub, lane, S::load_f16(chunk.add(2 * (PANEL_ROWS * (subs + sub) + lane))));
             }
         }
@@ -227,49 +287,17 @@ unsafe fn k4_scales<S: Simd>(chunk: *const u8, lane: usize, out: &mut Scales, od
     }
 }
 
-/// The type `W` with an offset of 128 in place of a smaller one, if the vectors multiply any bytes: no operation is
-/// then needed for a dot product's start value. Pays where codes are used more often than unpacked.
-pub(crate) struct Raised<W>(std::marker::PhantomData<W>);
-
-impl<W: Packed> Packed for Raised<W> {
-    const TYPE: WeightType = W::TYPE;
-    const HALVES: bool = W::HALVES;
-    const MINS: bool = W::MINS;
-    const OFFSET: u8 = if W::OFFSET == 0 { 0 } else { 128 };
-    const SIGNED: bool = W::SIGNED;
-    const WORD_GROUPS: usize = W::WORD_GROUPS;
-
-    #[inline(always)]
-    unsafe fn scales<S: Simd>(chunk: *const u8, subs: usize, lane: usize, out: &mut Scales) {
-        // SAFETY: the trait's contract.
-        unsafe { W::scales::<S>(chunk, subs, lane, out) }
-    }
-
-    #[inline(always)]
-    unsafe fn codes<S: Simd>(chunk: *const u8, subs: usize, sub: usize, lane: usize) -> [S::Int; GROUPS] {
-        // SAFETY: the trait's contract.
-        unsafe {
-            let mut codes = W::codes::<S>(chunk, subs, sub, lane);
-            if W::OFFSET > 0 {
-                for code in &mut codes {
-                    *code = S::add8(*code, S::splat8((128 - W::OFFSET) as i8));
-                }
-            }
-            codes
-        }
-    }
-}
-
-/// Implements [`Packed`]: `Name TYPE, constants, scales: |chunk, subs, lane, out| _, codes: |chunk, subs, sub, lane| _`.
+/// Implements [`Packed`]: `Name TYPE, narrow: form, raised: form, scales: |chunk, subs, lane, out| _, codes: |chunk, subs, sub, lane| _`.
 macro_rules! packed {
-    ($(#[$doc:meta])* $name:ident $ty:ident { $($consts:tt)* }
+    ($(#[$doc:meta])* $name:ident $ty:ident, narrow: $narrow:ty, raised: $raised:ty,
      scales: |$c:ident, $n:ident, $l:ident, $out:ident| $scales:expr,
      codes: |$c2:ident, $n2:ident, $s:ident, $l2:ident| $codes:expr) => {
         $(#[$doc])*
         pub(crate) struct $name;
         impl Packed for $name {
             const TYPE: WeightType = WeightType::$ty;
-            $($consts)*
+            type Narrow = $narrow;
+            type Raised = $raised;
             #[inline(always)]
             unsafe fn scales<S: Simd>($c: *const u8, $n: usize, $l: usize, $out: &mut Scales) {
                 // SAFETY: the trait's contract; offsets are those of `quant/panel.rs`.
@@ -286,35 +314,35 @@ macro_rules! packed {
 
 packed! {
     /// f16 scale; 4-bit codes.
-    Q4_0 Q4_0 { const OFFSET: u8 = 8; const WORD_GROUPS: usize = 8; }
+    Q4_0 Q4_0, narrow: Narrow<8, false, 8>, raised: Raised,
     scales: |chunk, subs, lane, out| f16_scales::<S, Self>(chunk, subs, lane, out),
     codes: |chunk, subs, sub, lane| nibbles::<S>(body_of::<Self>(chunk, subs, sub), lane)
 }
 
 packed! {
     /// f16 scale and min; 4-bit codes.
-    Q4_1 Q4_1 { const MINS: bool = true; const WORD_GROUPS: usize = 8; }
+    Q4_1 Q4_1, narrow: NarrowMin<8>, raised: RaisedMin,
     scales: |chunk, subs, lane, out| f16_scales::<S, Self>(chunk, subs, lane, out),
     codes: |chunk, subs, sub, lane| nibbles::<S>(body_of::<Self>(chunk, subs, sub), lane)
 }
 
 packed! {
     /// f16 scale; 5-bit codes.
-    Q5_0 Q5_0 { const OFFSET: u8 = 16; const WORD_GROUPS: usize = 4; }
+    Q5_0 Q5_0, narrow: Narrow<16, false, 4>, raised: Raised,
     scales: |chunk, subs, lane, out| f16_scales::<S, Self>(chunk, subs, lane, out),
     codes: |chunk, subs, sub, lane| five_bits::<S>(body_of::<Self>(chunk, subs, sub), lane)
 }
 
 packed! {
     /// f16 scale and min; 5-bit codes.
-    Q5_1 Q5_1 { const MINS: bool = true; const WORD_GROUPS: usize = 4; }
+    Q5_1 Q5_1, narrow: NarrowMin<4>, raised: RaisedMin,
     scales: |chunk, subs, lane, out| f16_scales::<S, Self>(chunk, subs, lane, out),
     codes: |chunk, subs, sub, lane| five_bits::<S>(body_of::<Self>(chunk, subs, sub), lane)
 }
 
 packed! {
     /// f16 scale; signed bytes.
-    Q8_0 Q8_0 { const SIGNED: bool = true; const WORD_GROUPS: usize = 1; }
+    Q8_0 Q8_0, narrow: Narrow<0, true, 1>, raised: Raised,
     scales: |chunk, subs, lane, out| f16_scales::<S, Self>(chunk, subs, lane, out),
     codes: |chunk, subs, sub, lane| {
         let body = body_of::<Self>(chunk, subs, sub);
@@ -328,14 +356,14 @@ packed! {
 
 packed! {
     /// f16 scale; 4-bit codes of a table.
-    Iq4Nl IQ4_NL { const SIGNED: bool = true; const WORD_GROUPS: usize = 1; }
+    Iq4Nl IQ4_NL, narrow: Narrow<0, true, 1>, raised: Raised,
     scales: |chunk, subs, lane, out| f16_scales::<S, Self>(chunk, subs, lane, out),
     codes: |chunk, subs, sub, lane| table_nibbles::<S>(&IQ4_VALUES, body_of::<Self>(chunk, subs, sub), lane)
 }
 
 packed! {
     /// Exponent byte; 4-bit codes of a table of values up to 12.
-    Mxfp4 MXFP4 { const SIGNED: bool = true; const WORD_GROUPS: usize = 8; }
+    Mxfp4 MXFP4, narrow: Narrow<0, true, 8>, raised: Raised,
     scales: |chunk, subs, lane, out| {
         for sub in 0..subs {
             let exponent = byte::<S>(chunk, sub, lane);
@@ -350,7 +378,7 @@ packed! {
 
 packed! {
     /// 4-bit scales and mins of 16 columns, 2-bit codes. Head: d, dmin, 16 bytes; body: 64 bytes.
-    Q2K Q2_K { const HALVES: bool = true; const MINS: bool = true; const WORD_GROUPS: usize = 8; }
+    Q2K Q2_K, narrow: Form<true, true, 0, false, 8>, raised: Form<true, true, 0, false, 0>,
     scales: |chunk, _subs, lane, out| {
         let d = S::load_f16(chunk.add(2 * lane));
         let dmin = S::mul(S::load_f16(chunk.add(2 * (PANEL_ROWS + lane))), S::splat_f32(1.0 / 128.0));
@@ -367,7 +395,7 @@ packed! {
 
 packed! {
     /// 6-bit scales of 16 columns, 3-bit codes. Head: d, 12 bytes; body: 32 bytes of third bits, 64 bytes.
-    Q3K Q3_K { const HALVES: bool = true; const OFFSET: u8 = 4; const WORD_GROUPS: usize = 8; }
+    Q3K Q3_K, narrow: Form<true, false, 4, false, 8>, raised: Form<true, false, 128, false, 0>,
     scales: |chunk, _subs, lane, out| {
         let (d, bytes) = (S::load_f16(chunk.add(2 * lane)), chunk.add(2 * PANEL_ROWS));
         for i in 0..16 {
@@ -387,7 +415,7 @@ packed! {
 packed! {
     /// 6-bit scales and mins, 4-bit codes. Body: 128 bytes. Where any bytes can be multiplied, codes of high nibbles
     /// stay where they are: 16 times as large, their scales a sixteenth, which is exact.
-    Q4K Q4_K { const MINS: bool = true; const WORD_GROUPS: usize = 8; }
+    Q4K Q4_K, narrow: NarrowMin<8>, raised: RaisedMin,
     scales: |chunk, _subs, lane, out| {
         k4_scales::<S>(chunk, lane, out, if S::ANY_BYTES { 1.0 / 16.0 } else { 1.0 })
     },
@@ -403,7 +431,7 @@ packed! {
 
 packed! {
     /// As Q4_K with fifth bits. Body: 32 bytes of them, 128 bytes.
-    Q5K Q5_K { const MINS: bool = true; const WORD_GROUPS: usize = 4; }
+    Q5K Q5_K, narrow: NarrowMin<4>, raised: RaisedMin,
     scales: |chunk, _subs, lane, out| k4_scales::<S>(chunk, lane, out, 1.0),
     codes: |chunk, _subs, sub, lane| {
         let high = chunk.add(PANEL_ROWS * 16);
@@ -415,7 +443,7 @@ packed! {
 
 packed! {
     /// Signed byte scales of 16 columns, 6-bit codes. Head: d, 16 bytes; body: 128 bytes, 64 bytes.
-    Q6K Q6_K { const HALVES: bool = true; const OFFSET: u8 = 32; const WORD_GROUPS: usize = 2; }
+    Q6K Q6_K, narrow: Form<true, false, 32, false, 2>, raised: Form<true, false, 128, false, 0>,
     scales: |chunk, _subs, lane, out| {
         let (d, bytes) = (S::load_f16(chunk.add(2 * lane)), chunk.add(2 * PANEL_ROWS + lane));
         for i in 0..16 {
@@ -435,7 +463,7 @@ packed! {
 
 packed! {
     /// 6-bit scales, 4-bit codes of a table. Head: d, 2 bytes of high bits, 4 bytes of low ones; body: 128 bytes.
-    Iq4Xs IQ4_XS { const SIGNED: bool = true; const WORD_GROUPS: usize = 1; }
+    Iq4Xs IQ4_XS, narrow: Narrow<0, true, 1>, raised: Raised,
     scales: |chunk, _subs, lane, out| {
         let (d, bytes) = (S::load_f16(chunk.add(2 * lane)), chunk.add(2 * PANEL_ROWS));
         for sub in 0..8 {
@@ -452,9 +480,9 @@ mod tests {
     use super::*;
 
     fn check<W: Packed>(largest_code: usize) {
+        let groups = W::Narrow::WORD_GROUPS;
         let fits = |groups: usize| 2 * 127 * largest_code * groups < 1 << 15;
-        assert!(fits(W::WORD_GROUPS), "{}", W::TYPE);
-        assert!(W::WORD_GROUPS == GROUPS || !fits(2 * W::WORD_GROUPS), "{}", W::TYPE);
+        assert!(fits(groups) && (groups == GROUPS || !fits(2 * groups)), "{}", W::TYPE);
     }
 
     #[test]

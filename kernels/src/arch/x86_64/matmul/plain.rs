@@ -101,7 +101,7 @@ unsafe fn segment<S: Simd, N: Number, const T: usize, const P: usize>(
         let mut chains = [[[S::zero(); T]; P]; PLAIN_CHAINS];
         let column = |col: usize| weights.wrapping_add(col * N::BYTES * PANEL_ROWS);
         for first in (0..cols / PLAIN_CHAINS * PLAIN_CHAINS).step_by(PLAIN_CHAINS) {
-            prefetch::<S>(column(first), PLAIN_CHAINS * N::BYTES * PANEL_ROWS);
+            prefetch::<S>(column(first), PLAIN_CHAINS * N::BYTES * PANEL_ROWS / 64);
             for (i, chain) in chains.iter_mut().enumerate() {
                 add_column::<S, N, T, P>(chain, column(first + i), &acts, i);
             }

@@ -1,6 +1,6 @@
 //! The vector operations that products are made of. Next: `packed.rs`.
 
-use super::packed::{GROUPS, Packed};
+use super::packed::{Codes, GROUPS};
 
 /// Which columns of a sub-block an integer dot product takes; the start value that undoes a bias depends on it.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -98,21 +98,21 @@ pub(crate) trait Simd: Copy {
     unsafe fn prefetch(at: *const u8);
 
     /// Exact dot products of a span of a sub-block's values with `T` tokens' activations (see `cpu/matmul/act.rs`).
-    unsafe fn dots<W: Packed, const T: usize>(
+    unsafe fn dots<C: Codes, const T: usize>(
         span: Span,
         quants: &[Self::Int; GROUPS],
         acts: &[*const u8; T],
     ) -> [Self::Int; T];
 }
 
-/// What a dot product with `W`'s codes starts from: minus their offset times the sum of the span's activations.
+/// What a dot product with codes of form `C` starts from: minus their offset times the sum of the span's activations.
 /// `None` if codes have no offset.
 ///
 /// # Safety
 /// The machine has `S`; `act` points to a block of activations.
 #[inline(always)]
-pub(crate) unsafe fn start_value<S: Simd, W: Packed>(span: Span, act: *const u8) -> Option<S::Int> {
-    let offset: u8 = if W::SIGNED && S::ANY_BYTES { 128 } else { W::OFFSET };
+pub(crate) unsafe fn start_value<S: Simd, C: Codes>(span: Span, act: *const u8) -> Option<S::Int> {
+    let offset: u8 = if C::SIGNED && S::ANY_BYTES { 128 } else { C::OFFSET };
     if offset == 0 {
         return None;
     }

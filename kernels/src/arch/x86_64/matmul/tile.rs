@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use super::engine::Engine;
-use super::packed::{GROUPS, Packed, Scales};
+use super::packed::{Codes, GROUPS, Packed, Scales, raised};
 use super::simd::{Simd, Span};
 use crate::cpu::matmul::{ACT_BLOCK_BYTES, Product, Source};
 use crate::quant::{CHUNK_COLS, PANEL_ROWS, SUB_COLS};
@@ -13,6 +13,9 @@ const CHUNK_SUBS: usize = CHUNK_COLS / SUB_COLS;
 
 /// Chunks unpacked at a time for many tokens: 16 KiB of bytes, which the first cache keeps beside the activations.
 const BLOCK_CHUNKS: usize = 4;
+
+/// Tokens up to which one chunk is unpacked at a time, so that reading memory and computing take turns quickly.
+const FEW_TOKENS: usize = 16;
 
 /// Sub-blocks unpacked at a time.
 const BLOCK_SUBS: usize = BLOCK_CHUNKS * CHUNK_SUBS;
@@ -144,7 +147,7 @@ impl<const T: usize> Acts<T> {
     }
 }
 
-/// Asks for the lines of the `bytes` bytes that lie [`PREFETCH_BYTES`] ahead of `at`.
+/// Asks for `lines` lines from [`PREFETCH_BYTES`] after `at` on.
 ///
 /// The hardware's own prefetcher stops at each page and runs too few lines ahead of code that computes between loads:
 /// a plain read's rate is reached only with this (measured on Sapphire Rapids: Q4_0 0.58 of it without, 0.88 with).
@@ -152,8 +155,8 @@ impl<const T: usize> Acts<T> {
 /// # Safety
 /// The machine has `S`; a prefetch of any address is harmless.
 #[inline(always)]
-pub(crate) unsafe fn prefetch<S: Simd>(at: *const u8, bytes: usize) {
-    for line in 0..bytes.div_ceil(64) {
+pub(crate) unsafe fn prefetch<S: Simd>(at: *const u8, lines: usize) {
+    for line in 0..lines {
         // SAFETY: see above.
         unsafe { S::prefetch(at.wrapping_add(PREFETCH_BYTES + 64 * line)) };
     }
@@ -165,7 +168,7 @@ pub(crate) unsafe fn prefetch<S: Simd>(at: *const u8, bytes: usize) {
 /// # Safety
 /// The machine has `S`, `acts` point to the sub-block's activations, and `lane` is a vector's first row.
 #[inline(always)]
-unsafe fn add_sub_block<S: Simd, W: Packed, const T: usize>(
+unsafe fn add_sub_block<S: Simd, C: Codes, const T: usize>(
     acc: &mut [S::Float; T],
     quants: &[S::Int; GROUPS],
     scales: &Scales,
@@ -174,16 +177,16 @@ unsafe fn add_sub_block<S: Simd, W: Packed, const T: usize>(
 ) {
     // SAFETY: the caller's contract.
     unsafe {
-        if W::HALVES {
-            return add_halves::<S, W, T>(acc, quants, scales, (sub, lane), acts);
+        if C::HALVES {
+            return add_halves::<S, C, T>(acc, quants, scales, (sub, lane), acts);
         }
-        let dots = S::dots::<W, T>(Span::Whole, quants, &acts.0);
+        let dots = S::dots::<C, T>(Span::Whole, quants, &acts.0);
         let scale = S::load_f32(scales.scale[sub].as_ptr().add(lane));
         for (t, act) in acts.0.into_iter().enumerate() {
             let dot = S::mul(S::to_float(dots[t]), scale);
             acc[t] = S::fma(dot, S::broadcast_f32(act.add(32)), acc[t]);
         }
-        if W::MINS {
+        if C::MINS {
             let min = S::load_f32(scales.min[sub].as_ptr().add(lane));
             for (t, act) in acts.0.into_iter().enumerate() {
                 acc[t] = S::fma(min, S::broadcast_f32(act.add(36)), acc[t]);
@@ -197,7 +200,7 @@ unsafe fn add_sub_block<S: Simd, W: Packed, const T: usize>(
 /// # Safety
 /// As there.
 #[inline(always)]
-unsafe fn add_halves<S: Simd, W: Packed, const T: usize>(
+unsafe fn add_halves<S: Simd, C: Codes, const T: usize>(
     acc: &mut [S::Float; T],
     quants: &[S::Int; GROUPS],
     scales: &Scales,
@@ -206,14 +209,14 @@ unsafe fn add_halves<S: Simd, W: Packed, const T: usize>(
 ) {
     // SAFETY: the caller's contract.
     unsafe {
-        let low = S::dots::<W, T>(Span::Low, quants, &acts.0);
-        let high = S::dots::<W, T>(Span::High, quants, &acts.0);
+        let low = S::dots::<C, T>(Span::Low, quants, &acts.0);
+        let high = S::dots::<C, T>(Span::High, quants, &acts.0);
         let [scale_low, scale_high] = [0, 1].map(|half| scales.scale[2 * sub + half].as_ptr().add(lane));
         let [min_low, min_high] = [0, 1].map(|half| scales.min[2 * sub + half].as_ptr().add(lane));
         for (t, act) in acts.0.into_iter().enumerate() {
             let mut dot = S::mul(S::to_float(low[t]), S::load_f32(scale_low));
             dot = S::fma(S::to_float(high[t]), S::load_f32(scale_high), dot);
-            if W::MINS {
+            if C::MINS {
                 let (whole, low) = (S::broadcast32(act.add(40)), S::broadcast32(act.add(44)));
                 dot = S::fma(S::load_f32(min_low), S::to_float(low), dot);
                 dot = S::fma(S::load_f32(min_high), S::to_float(S::sub32(whole, low)), dot);
@@ -230,7 +233,7 @@ unsafe fn add_halves<S: Simd, W: Packed, const T: usize>(
 pub(crate) unsafe fn run<E: Engine, W: Packed>(product: &Product, panels: Range<usize>) {
     // SAFETY: the caller's contract; tiles cover 0..n_tokens.
     unsafe {
-        if product.n_tokens > E::TILE_TOKENS {
+        if product.n_tokens > E::DIRECT_TOKENS {
             return blocked::<E, W>(product, panels);
         }
         for panel in panels {
@@ -267,11 +270,11 @@ pub(crate) unsafe fn direct<S: Simd, W: Packed, const T: usize, const P: usize>(
                 W::scales::<S>(chunk, subs, part * S::LANES, &mut scales);
             }
             for sub in 0..subs {
-                prefetch::<S>(chunk.wrapping_add(sub * W::SUB_BYTES), W::SUB_BYTES);
+                prefetch::<S>(chunk.wrapping_add(sub * W::SUB_BYTES), W::SUB_BYTES.div_ceil(64));
                 for (part, acc) in acc.iter_mut().enumerate() {
                     let lane = part * S::LANES;
-                    let quants = W::codes::<S>(chunk, subs, sub, lane);
-                    add_sub_block::<S, W, T>(acc, &quants, &scales, (sub, lane), &acts);
+                    let codes = W::codes::<S>(chunk, subs, sub, lane);
+                    add_sub_block::<S, W::Narrow, T>(acc, &codes, &scales, (sub, lane), &acts);
                 }
                 acts.advance(ACT_BLOCK_BYTES);
             }
@@ -287,6 +290,9 @@ pub(crate) struct Unpacked<S: Simd, const P: usize> {
     quants: [[[S::Int; GROUPS]; P]; BLOCK_SUBS],
     scales: [Scales; BLOCK_CHUNKS],
     subs: usize,
+    /// Where the packed weights lie, and lines of a sub-block of them.
+    packed: *const u8,
+    sub_lines: usize,
 }
 
 impl<S: Simd, const P: usize> Unpacked<S, P> {
@@ -296,7 +302,13 @@ impl<S: Simd, const P: usize> Unpacked<S, P> {
     pub(crate) unsafe fn new() -> Unpacked<S, P> {
         // SAFETY: the caller's contract.
         let zero = unsafe { S::splat8(0) };
-        Unpacked { quants: [[[zero; GROUPS]; P]; BLOCK_SUBS], scales: [const { Scales::ZERO }; BLOCK_CHUNKS], subs: 0 }
+        Unpacked {
+            quants: [[[zero; GROUPS]; P]; BLOCK_SUBS],
+            scales: [const { Scales::ZERO }; BLOCK_CHUNKS],
+            subs: 0,
+            packed: std::ptr::null(),
+            sub_lines: 0,
+        }
     }
 
     /// # Safety
@@ -305,6 +317,8 @@ impl<S: Simd, const P: usize> Unpacked<S, P> {
     pub(crate) unsafe fn fill<W: Packed>(&mut self, source: &Source, panel: usize, chunks: Range<usize>) {
         let mut buffer = None;
         self.subs = 0;
+        self.packed = source.chunk(panel, chunks.start, &mut buffer).as_ptr();
+        self.sub_lines = W::SUB_BYTES.div_ceil(64);
         for (chunk, scales) in chunks.zip(&mut self.scales) {
             let subs = source.chunk_cols(chunk) / SUB_COLS;
             let chunk = source.chunk(panel, chunk, &mut buffer).as_ptr();
@@ -314,9 +328,8 @@ impl<S: Simd, const P: usize> Unpacked<S, P> {
                     W::scales::<S>(chunk, subs, part * S::LANES, scales);
                 }
                 for sub in 0..subs {
-                    prefetch::<S>(chunk.wrapping_add(sub * W::SUB_BYTES), W::SUB_BYTES);
                     for (part, out) in self.quants[self.subs].iter_mut().enumerate() {
-                        *out = W::codes::<S>(chunk, subs, sub, part * S::LANES);
+                        *out = raised::<S, W>(chunk, subs, sub, part * S::LANES);
                     }
                     self.subs += 1;
                 }
@@ -325,25 +338,49 @@ impl<S: Simd, const P: usize> Unpacked<S, P> {
     }
 }
 
-/// Many tokens: blocks of tokens, of columns, panels, tiles, from the outside in.
+/// Several tokens. Few: panel after panel, so that weights are read in order. Many: a piece of every panel, then the
+/// next piece, so that the piece's activations stay in the second cache; in blocks of tokens.
 ///
 /// # Safety
 /// As [`run`].
 unsafe fn blocked<E: Engine, W: Packed>(product: &Product, panels: Range<usize>) {
-    let source = Source::new(&product.weights);
-    // SAFETY: the caller's contract; tiles cover all tokens.
+    // SAFETY: the caller's contract; blocks and ranges cover all tokens and panels.
     unsafe {
         let mut unpacked = E::unpacked();
+        if product.n_tokens <= FEW_TOKENS {
+            for panel in panels {
+                block::<E, W>(product, panel..panel + 1, 0..product.n_tokens, 1, &mut unpacked);
+            }
+            return;
+        }
         for first in (0..product.n_tokens).step_by(BLOCK_TOKENS) {
             let tokens = first..product.n_tokens.min(first + BLOCK_TOKENS);
-            for chunk in (0..source.chunks()).step_by(BLOCK_CHUNKS) {
-                let chunks = chunk..source.chunks().min(chunk + BLOCK_CHUNKS);
-                for panel in panels.clone() {
-                    E::fill::<W>(&mut unpacked, &source, panel, chunks.clone());
-                    let mut token = tokens.start;
-                    while token < tokens.end {
-                        token += E::tile::<W>(product, panel, token..tokens.end, &unpacked, chunks.clone());
-                    }
+            block::<E, W>(product, panels.clone(), tokens, BLOCK_CHUNKS, &mut unpacked);
+        }
+    }
+}
+
+/// A block of tokens: pieces of `piece` chunks, panels, tiles, from the outside in.
+///
+/// # Safety
+/// As [`run`]; `piece` is at most [`BLOCK_CHUNKS`].
+unsafe fn block<E: Engine, W: Packed>(
+    product: &Product,
+    panels: Range<usize>,
+    tokens: Range<usize>,
+    piece: usize,
+    unpacked: &mut E::Unpacked,
+) {
+    let source = Source::new(&product.weights);
+    for chunk in (0..source.chunks()).step_by(piece) {
+        let chunks = chunk..source.chunks().min(chunk + piece);
+        for panel in panels.clone() {
+            // SAFETY: the caller's contract; tiles cover `tokens`.
+            unsafe {
+                E::fill::<W>(unpacked, &source, panel, chunks.clone());
+                let mut token = tokens.start;
+                while token < tokens.end {
+                    token += E::tile::<W>(product, panel, token..tokens.end, unpacked, chunks.clone());
                 }
             }
         }
@@ -355,7 +392,7 @@ unsafe fn blocked<E: Engine, W: Packed>(product: &Product, panels: Range<usize>)
 /// # Safety
 /// As [`run`]; `T` tokens exist from `token` on; `unpacked` holds `chunks` of `panel`.
 #[inline(always)]
-pub(crate) unsafe fn tile<S: Simd, W: Packed, const T: usize, const P: usize>(
+pub(crate) unsafe fn tile<S: Simd, C: Codes, const T: usize, const P: usize>(
     product: &Product,
     panel: usize,
     token: usize,
@@ -369,9 +406,12 @@ pub(crate) unsafe fn tile<S: Simd, W: Packed, const T: usize, const P: usize>(
         let mut acts = Acts::new(&tile, chunks.start * CHUNK_SUBS * ACT_BLOCK_BYTES);
         for (i, quants) in unpacked.quants[..unpacked.subs].iter().enumerate() {
             let scales = &unpacked.scales[i / CHUNK_SUBS];
+            if token == 0 {
+                prefetch::<S>(unpacked.packed.wrapping_add(64 * i * unpacked.sub_lines), unpacked.sub_lines);
+            }
             for (part, acc) in acc.iter_mut().enumerate() {
                 let place = (i % CHUNK_SUBS, part * S::LANES);
-                add_sub_block::<S, W, T>(acc, &quants[part], scales, place, &acts);
+                add_sub_block::<S, C, T>(acc, &quants[part], scales, place, &acts);
             }
             acts.advance(ACT_BLOCK_BYTES);
         }
