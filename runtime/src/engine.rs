@@ -1,10 +1,13 @@
 //! A model with its plan, ready to run: opens both, loads weights, and feeds sequences through the executor in rounds.
 //!
-//! Not here: text (`text`), which token comes next (`generation.rs`). Next: `exec/mod.rs`.
+//! Not here: text (`text`), which token comes next (`generation.rs`), how sequences go back (`sequence.rs`).
+//! Next: `exec/mod.rs`.
 
-use crate::exec::{Executor, KvType, Limits, Precision, Round, Span, WeightStore};
+use crate::exec::{Executor, KvType, Limits, Precision, Rewind, Round, Span, WeightStore};
 use crate::plans::{Exactness, PlanRequest, plan_for};
 use crate::{Error, machine};
+
+pub use crate::sequence::Sequence;
 use gguf::Model;
 use kernels::cpu::Isa;
 use plan_format::artifact;
@@ -39,13 +42,6 @@ pub enum Wanted {
     LastTokens(usize),
     /// None: only the caches matter.
     Nothing,
-}
-
-/// One sequence: the tokens that the caches hold.
-#[derive(Clone, Debug, Default)]
-pub struct Sequence {
-    /// Tokens in order of their positions.
-    pub tokens: Vec<u32>,
 }
 
 impl Engine {
@@ -92,13 +88,19 @@ impl Engine {
         self.plan.origin.options.context_tokens as usize
     }
 
+    /// Most tokens of a round: a feed of more takes several, and can only be stopped between them.
+    pub fn round_tokens(&self) -> usize {
+        self.executor.limits().1.ubatch_tokens as usize
+    }
+
     /// Length of a row of logits.
     pub fn vocab(&self) -> usize {
         self.plan.program.vocab as usize
     }
 
     /// Appends tokens to a sequence and hands out the wanted logits, row by row with the token's index among `tokens`.
-    /// Errors: a context that is full; logits that are not finite, with the first operator whose result was not.
+    /// Errors: a context that is full; logits that are not finite, with the first operator whose result was not. After
+    /// an error in a round the sequence is empty, since its states may be half written.
     pub fn feed(
         &mut self,
         sequence: &mut Sequence,
@@ -115,9 +117,35 @@ impl Engine {
             self.executor.clear(0);
         }
         for piece in pieces(tokens.len(), self.executor.limits().1, wanted) {
-            self.round(sequence, &tokens[piece.tokens.clone()], piece, on_logits)?;
+            let fed = self.round(sequence, &tokens[piece.tokens.clone()], piece, on_logits);
+            if fed.is_err() {
+                sequence.clear();
+                return fed;
+            }
         }
         Ok(())
+    }
+
+    /// Whether going back needs marks: without them it is free.
+    pub fn needs_marks(&self) -> bool {
+        self.executor.rewind() != Rewind::Anywhere
+    }
+
+    /// Remembers the present length as one to come back to, where that takes a snapshot.
+    pub fn mark(&mut self, sequence: &mut Sequence) {
+        let len_tokens = sequence.tokens.len();
+        if self.needs_marks() && len_tokens > 0 && !sequence.is_marked() {
+            sequence.add_mark(self.executor.save(0, len_tokens));
+        }
+    }
+
+    /// Takes a sequence back to `len_tokens`, or as near below as its states allow; the length that it has then. What
+    /// is fed next is computed as if the tokens beyond had never been.
+    pub fn rewind(&mut self, sequence: &mut Sequence, len_tokens: usize) -> usize {
+        if let Some(mark) = sequence.go_back(len_tokens, self.executor.rewind()) {
+            self.executor.restore(0, mark);
+        }
+        sequence.tokens.len()
     }
 
     fn round(
@@ -142,7 +170,7 @@ impl Engine {
         for (row, &output) in outputs.iter().enumerate() {
             on_logits(piece.tokens.start + output as usize, logits.row(row));
         }
-        sequence.tokens.extend_from_slice(tokens);
+        sequence.extend(tokens, self.executor.rewind());
         Ok(())
     }
 }

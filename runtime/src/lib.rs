@@ -9,5 +9,6 @@ pub mod exec;
 pub mod generation;
 pub mod machine;
 pub mod plans;
+pub mod sequence;
 
 pub use error::Error;

@@ -1,8 +1,8 @@
 //! Finding a model's plan, or having one made, and checking that it fits model and machine.
 //!
-//! Order: the plan that was named; `<stem>.atsplan` beside the model; the user's cache; else the sibling program `ats-plan`
-//! compiles one into the cache, and says so. A stale plan in the cache is made again; elsewhere it is refused.
-//! Not here: the rules of names (`plan_format::find`), what a plan holds. Next: `engine.rs`.
+//! Order: the plan that was named; `<stem>.atsplan` beside the model; the user's cache; else the sibling program
+//! `ats-plan` compiles one into the cache, and says so. A stale plan in the cache is made again; elsewhere it is
+//! refused. Not here: the rules of names (`plan_format::find`), what a plan holds. Next: `engine.rs`.
 
 use crate::Error;
 use gguf::Model;
@@ -10,6 +10,7 @@ use plan_format::artifact::{Origin, Plan};
 use plan_format::find::{self, CACHE_FOLDER, CacheName, Ceiling};
 use plan_format::fingerprint::{DeviceFingerprint, ModelFingerprint, of_model};
 use plan_format::sections;
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
@@ -131,7 +132,9 @@ fn cached(
     }
     std::fs::create_dir_all(&folder).map_err(|source| Error::Write { path: folder.clone(), source })?;
     let path = folder.join(CacheName::new(found, device, 0, context_tokens).file_name());
-    eprintln!("no plan for this model and machine yet: compiling one into {}", path.display());
+    // Nobody is told if standard error is gone.
+    let _ =
+        writeln!(std::io::stderr(), "no plan for this model and machine yet: compiling one into {}", path.display());
     compile(model, &path, &["--context".into(), context_tokens.to_string()])?;
     read(&path)
 }

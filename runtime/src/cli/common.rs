@@ -1,10 +1,11 @@
-//! Arguments that several commands share, and reading token files. Not here: any command.
+//! Arguments and words that several commands share, and reading token files. Not here: any command.
 
 use super::Failure;
 use crate::engine::{Engine, Overrides};
 use crate::plans::{Exactness, OtherDevice, PlanRequest};
 use clap::Args;
 use std::path::{Path, PathBuf};
+use text::{Delta, Finish};
 
 /// The model and its plan.
 #[derive(Debug, Args)]
@@ -42,6 +43,23 @@ impl ModelArgs {
 /// The exact kernels, as a flag.
 pub fn exactness(exact: bool) -> Exactness {
     if exact { Exactness::Exact } else { Exactness::Planned }
+}
+
+/// Why a text ended, in one word.
+pub fn finish_word(finish: Finish) -> &'static str {
+    match finish {
+        Finish::EndToken(_) | Finish::StopString(_) => "stop",
+        Finish::Length => "length",
+        Finish::Context => "context",
+        Finish::Cancelled => "interrupted",
+    }
+}
+
+/// The text of a piece, whatever it belongs to.
+pub fn delta_text(delta: &Delta) -> &str {
+    match delta {
+        Delta::Answer(text) | Delta::Reasoning(text) | Delta::ToolCall(text) | Delta::ToolArguments(text) => text,
+    }
 }
 
 /// Reads a file.

@@ -1,13 +1,14 @@
 //! What went wrong, and what to do about it, as a person reads it. Not here: the errors themselves (`error.rs`).
 
+use super::{interrupt, terminal};
 use crate::Error;
-use std::io::Write;
 use std::process::ExitCode;
 
 /// A command's failure.
 #[derive(Debug)]
 pub struct Failure {
-    error: anyhow::Error,
+    /// Nothing is said without.
+    error: Option<anyhow::Error>,
     hint: Option<String>,
     code: u8,
 }
@@ -15,7 +16,7 @@ pub struct Failure {
 impl Failure {
     /// The command failed.
     pub fn failed(error: impl Into<anyhow::Error>) -> Self {
-        Failure { error: error.into(), hint: None, code: 1 }
+        Failure { error: Some(error.into()), hint: None, code: 1 }
     }
 
     /// The command was used wrongly.
@@ -23,23 +24,33 @@ impl Failure {
         Failure { code: 2, ..Failure::failed(anyhow::anyhow!(text.into())) }
     }
 
+    /// The user ended the command by Ctrl-C, and knows it.
+    pub fn interrupted() -> Self {
+        Failure { error: None, hint: None, code: interrupt::EXIT_CODE }
+    }
+
+    /// Whether a reader went away (`| head`), which is no failure.
+    pub fn is_broken_pipe(&self) -> bool {
+        let io = self.error.as_ref().and_then(|error| error.downcast_ref::<std::io::Error>());
+        io.is_some_and(|error| error.kind() == std::io::ErrorKind::BrokenPipe)
+    }
+
     /// Adds what to do.
     pub fn hint(self, hint: impl Into<String>) -> Self {
         Failure { hint: Some(hint.into()), ..self }
     }
 
-    /// Writes it to standard error. A reader that went away (`| head`) is no failure.
+    /// Writes it to standard error and says the exit code.
     pub fn report(&self) -> ExitCode {
-        let io = self.error.downcast_ref::<std::io::Error>();
-        if io.is_some_and(|error| error.kind() == std::io::ErrorKind::BrokenPipe) {
+        if self.is_broken_pipe() {
             return ExitCode::SUCCESS;
         }
-        let mut text = format!("error: {:#}\n", self.error);
-        if let Some(hint) = &self.hint {
-            text.push_str(&format!("hint: {hint}\n"));
+        if let Some(error) = &self.error {
+            terminal::say(format_args!("error: {error:#}"));
         }
-        // There is nobody left to tell if standard error is gone.
-        let _ = std::io::stderr().write_all(text.as_bytes());
+        if let Some(hint) = &self.hint {
+            terminal::say(format_args!("hint: {hint}"));
+        }
         ExitCode::from(self.code)
     }
 }

@@ -1,14 +1,18 @@
-//! The command line of `ats-run`: what can be typed, one function per command. Exit codes: 0 done, 1 failed, 2 used wrongly.
-//! Not here: running models (`engine.rs`). Next: `common.rs`, then any command.
+//! The command line of `ats-run`: what can be typed, one function per command. Exit codes: 0 done, 1 failed, 2 used
+//! wrongly. Not here: running models (`engine.rs`). Next: `common.rs`, then any command.
 
 mod bench;
+mod chat;
 mod common;
 mod devices;
 mod failure;
 mod generate;
+mod interrupt;
 mod logits;
 mod npy;
 mod perplexity;
+mod sampling;
+mod terminal;
 mod tokenize;
 mod verify;
 
@@ -29,7 +33,28 @@ pub struct Args {
 /// Commands.
 #[derive(Debug, Subcommand)]
 pub enum Command {
+    /// Talk with a model.
+    ///
+    /// On a terminal: line editing, history, and commands, which /help lists. From a pipe: each line is a message or a
+    /// command, answers go to standard output, and the first thing that goes wrong ends the chat with its exit code.
+    ///
+    /// What a user writes never becomes a control token. Of the conversation so far only what is new is computed for an
+    /// answer; --no-reuse computes all of it, with the same result. When the context is full the answer ends; nothing
+    /// is ever dropped from the front. Ctrl-C stops an answer after the present token (or the present round of the
+    /// prompt), a second one leaves with exit code 130.
+    Chat(chat::ChatArgs),
     /// Continue a prompt.
+    ///
+    /// The prompt comes from --prompt, --file, --tokens, or standard input. One BOS is put in front if the model wants
+    /// it and the prompt does not begin with it. Special tokens in the text, such as <|im_start|>, are read as such, so
+    /// that a conversation can be written out by hand; `ats-run chat` reads what a user writes as plain text.
+    ///
+    /// The text ends when the model ends it, at a --stop text, after --max-tokens, or when prompt and text together
+    /// fill the plan's context. Nothing is ever dropped from the front to make room: a full context ends the text with
+    /// the reason `context`, and a prompt that is longer than the context is an error.
+    ///
+    /// Ctrl-C ends the text after the present token, prints the speed and exits with code 130; a second one leaves at
+    /// once.
     Generate(generate::GenerateArgs),
     /// Measure prefill and decode.
     Bench(bench::BenchArgs),
@@ -48,6 +73,7 @@ pub enum Command {
 /// Runs what was typed; the program's exit code.
 pub fn main() -> ExitCode {
     let result = match Args::parse().command {
+        Command::Chat(args) => chat::run(&args),
         Command::Generate(args) => generate::run(&args),
         Command::Bench(args) => bench::run(&args),
         Command::Verify(args) => verify::run(&args),

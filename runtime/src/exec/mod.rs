@@ -22,5 +22,5 @@ mod weights;
 pub use prepare::Limits;
 pub use round::{Round, Span};
 pub use run::Executor;
-pub use states::{KvType, StateSnapshot};
+pub use states::{KvType, Rewind, Ring, StateSnapshot};
 pub use weights::{Precision, WeightStore};

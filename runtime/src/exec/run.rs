@@ -1,12 +1,13 @@
 //! A round: every worker walks the steps, claims its part of each, and meets the others at barriers.
-//! Not here: how steps are made (`prepare.rs`) and what each does (`light.rs`, `product.rs`, `attention.rs`, `experts.rs`).
+//! Not here: how steps are made (`prepare.rs`) and what each does (`light.rs`, `product.rs`, `attention.rs`,
+//! `experts.rs`).
 
 use super::light::Rows;
 use super::prepare::{Limits, Memory, Prepared, prepare};
 use super::round::Round;
 use super::scratch::WorkerScratch;
 use super::shared::Place;
-use super::states::{StateSnapshot, States};
+use super::states::{Rewind, StateSnapshot, States};
 use super::step::{Delta, Step, Task};
 use super::weights::{Precision, WeightStore};
 use crate::Error;
@@ -140,9 +141,14 @@ impl Executor {
         (self.limits, self.round_limits)
     }
 
-    /// Saves a sequence's convolution and recurrent states.
-    pub fn save(&mut self, sequence: u32) -> StateSnapshot {
-        self.prepared.states.save(sequence)
+    /// How a sequence goes back to an earlier length.
+    pub fn rewind(&self) -> Rewind {
+        self.prepared.states.rewind()
+    }
+
+    /// Saves what moving the position does not bring back of a sequence that has `len_tokens`.
+    pub fn save(&mut self, sequence: u32, len_tokens: usize) -> StateSnapshot {
+        self.prepared.states.save(sequence, len_tokens)
     }
 
     /// Puts them back.

@@ -1,14 +1,15 @@
 //! Memory between rounds: key/value caches, convolution and recurrent states, one part per sequence.
 //!
-//! A cache has slots in blocks of [`KV_BLOCK`] positions. A full cache has as many blocks per sequence as the context; a
-//! windowed one is a ring just long enough that a round's new tokens never overwrite what its first token still sees, so a
-//! round can be taken back by moving the position back. Recurrent states can be saved and restored.
+//! A cache has slots in blocks of [`KV_BLOCK`] positions. A full cache has as many blocks per sequence as the context;
+//! a windowed one is a ring just long enough that a round's new tokens never overwrite what its first token still sees,
+//! so a round can be taken back by moving the position back. Farther back than rings reach, and with recurrent states,
+//! a sequence goes by snapshots ([`Rewind`]).
 //! Not here: who asks for it (`session.rs`), the arithmetic (`kernels::cpu::ops`).
 
 use super::shared::{Place, Shared};
 use half::f16;
 use kernels::cpu::ops::ViewMut;
-use kernels::cpu::ops::kv::{KV_BLOCK, KvView, KvViewMut};
+use kernels::cpu::ops::kv::{KV_BLOCK, KvView, KvViewMut, slot};
 use plan_format::StateId;
 use plan_format::program::{Program, StateKind};
 use std::ops::Range;
@@ -35,7 +36,7 @@ impl KvType {
 /// One state of the program with its memory for all sequences.
 #[derive(Debug)]
 enum Store {
-    Kv { k: Shared, v: Option<Shared>, k_cols: usize, v_cols: usize, tables: Vec<Vec<u32>> },
+    Kv { k: Shared, v: Option<Shared>, k_cols: usize, v_cols: usize, tables: Vec<Vec<u32>>, ring: Option<Ring> },
     Floats { memory: Shared, per_sequence: usize },
 }
 
@@ -46,9 +47,47 @@ pub struct States {
     kv_type: KvType,
 }
 
-/// Saved convolution and recurrent states of one sequence. Caches need no saving: see the module text.
+/// A windowed cache that is shorter than the context.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Ring {
+    /// How many positions back a token may look, itself included.
+    pub window_tokens: usize,
+    /// Positions that the ring holds; position p is overwritten by p + `slots`.
+    pub slots: usize,
+}
+
+/// How a sequence goes back to an earlier length.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Rewind {
+    /// By moving its position, anywhere: all caches hold the whole context.
+    Anywhere,
+    /// By moving its position as far as the shortest ring still holds the longest window; by snapshots beyond.
+    Ring(Ring),
+    /// By snapshots only: some state is recurrent.
+    Snapshots,
+}
+
+/// Saved states of one sequence at one length: convolutions and recurrent states, and of each ring the window that the
+/// next token sees. Whole caches need no saving: see the module text.
 #[derive(Clone, Debug, PartialEq)]
-pub struct StateSnapshot(Vec<Vec<f32>>);
+pub struct StateSnapshot {
+    len_tokens: usize,
+    floats: Vec<Vec<f32>>,
+    windows: Vec<u8>,
+}
+
+impl StateSnapshot {
+    /// Length of the sequence when it was taken.
+    pub fn len_tokens(&self) -> usize {
+        self.len_tokens
+    }
+
+    /// One without content.
+    #[cfg(test)]
+    pub(crate) fn empty(len_tokens: usize) -> Self {
+        StateSnapshot { len_tokens, floats: Vec::new(), windows: Vec::new() }
+    }
+}
 
 /// Sizes that bound the memory of states.
 #[derive(Clone, Copy, Debug)]
@@ -120,15 +159,39 @@ impl States {
         unsafe { memory.view_mut(place, rows) }
     }
 
-    /// Copies a sequence's convolution and recurrent states out.
-    pub fn save(&mut self, sequence: u32) -> StateSnapshot {
-        StateSnapshot(self.floats(sequence).map(|floats| floats.to_vec()).collect())
+    /// How a sequence goes back.
+    pub fn rewind(&self) -> Rewind {
+        let rings = self.stores.iter().filter_map(|store| match store {
+            Store::Kv { ring, .. } => *ring,
+            Store::Floats { .. } => None,
+        });
+        let tightest = |a: Ring, b: Ring| Ring {
+            window_tokens: a.window_tokens.max(b.window_tokens),
+            slots: a.slots.min(b.slots),
+        };
+        if self.stores.iter().any(|store| matches!(store, Store::Floats { .. })) {
+            return Rewind::Snapshots;
+        }
+        rings.reduce(tightest).map_or(Rewind::Anywhere, Rewind::Ring)
+    }
+
+    /// Copies what a sequence of `len_tokens` needs to come back to this length.
+    pub fn save(&mut self, sequence: u32, len_tokens: usize) -> StateSnapshot {
+        let floats = self.floats(sequence).map(|floats| floats.to_vec()).collect();
+        let windows = self.windows(sequence, len_tokens).concat();
+        StateSnapshot { len_tokens, floats, windows }
     }
 
     /// Puts saved states back. The snapshot must come from the same program.
     pub fn restore(&mut self, sequence: u32, snapshot: &StateSnapshot) {
-        for (floats, saved) in self.floats(sequence).zip(&snapshot.0) {
+        for (floats, saved) in self.floats(sequence).zip(&snapshot.floats) {
             floats.copy_from_slice(saved);
+        }
+        let mut saved = snapshot.windows.as_slice();
+        for piece in self.windows(sequence, snapshot.len_tokens) {
+            let (head, tail) = saved.split_at(piece.len());
+            piece.copy_from_slice(head);
+            saved = tail;
         }
     }
 
@@ -147,20 +210,40 @@ impl States {
             Store::Kv { .. } => None,
         })
     }
+
+    /// The bytes of the rings' slots that hold the last window of a sequence of `len_tokens`, always in one order.
+    fn windows(&mut self, sequence: u32, len_tokens: usize) -> Vec<&mut [u8]> {
+        let element_bytes = self.kv_type.size_bytes();
+        let mut pieces = Vec::new();
+        for store in &self.stores {
+            let Store::Kv { k, v, k_cols, v_cols, tables, ring: Some(ring) } = store else { continue };
+            for slots in window_slots(&tables[sequence as usize], *ring, len_tokens) {
+                for (memory, cols) in std::iter::once((k, *k_cols)).chain(v.as_ref().map(|v| (v, *v_cols))) {
+                    let row_bytes = cols * element_bytes;
+                    // SAFETY: `self` is borrowed exclusively, so no round is running, and a window is shorter than its
+                    // ring, so no slot comes twice.
+                    pieces.push(unsafe { memory.slice_mut(slots.start * row_bytes, slots.len() * row_bytes) });
+                }
+            }
+        }
+        pieces
+    }
 }
 
 impl Store {
     fn new(kind: StateKind, limits: StateLimits) -> Self {
         match kind {
             StateKind::Kv { k_cols, v_cols, window_tokens } => {
-                let ring_blocks = ring_blocks(window_tokens, limits);
+                let (ring_blocks, whole_blocks) = (ring_blocks(window_tokens, limits), ring_blocks(None, limits));
                 let slots = ring_blocks * KV_BLOCK * limits.sequences;
                 let region = |cols: u32| Shared::new(slots * cols as usize * limits.kv_type.size_bytes());
                 let tables = (0..limits.sequences).map(|sequence| block_table(sequence, ring_blocks, limits));
                 let v = (v_cols > 0).then(|| region(v_cols));
                 let (k_cols_, v_cols_) = (k_cols as usize, v_cols as usize);
                 let tables = tables.collect();
-                Store::Kv { k: region(k_cols), v, k_cols: k_cols_, v_cols: v_cols_, tables }
+                let ring = |window: u32| Ring { window_tokens: window as usize, slots: ring_blocks * KV_BLOCK };
+                let ring = window_tokens.filter(|_| ring_blocks < whole_blocks).map(ring);
+                Store::Kv { k: region(k_cols), v, k_cols: k_cols_, v_cols: v_cols_, tables, ring }
             }
             StateKind::Conv { channels, taps } => Self::floats(channels as usize * (taps as usize - 1), limits),
             StateKind::Recurrent { value_heads, head_cols } => {
@@ -186,6 +269,17 @@ fn ring_blocks(window_tokens: Option<u32>, limits: StateLimits) -> usize {
     let whole = limits.context_tokens.div_ceil(KV_BLOCK).max(1);
     let ring = |window: u32| (window as usize + limits.ubatch_tokens).div_ceil(KV_BLOCK) + 1;
     window_tokens.map_or(whole, |window| ring(window).min(whole))
+}
+
+/// Runs of slots of the last window of `len_tokens`, oldest first.
+fn window_slots(table: &[u32], ring: Ring, len_tokens: usize) -> impl Iterator<Item = Range<usize>> {
+    let first = len_tokens.saturating_sub(ring.window_tokens);
+    let starts = std::iter::once(first).chain((first / KV_BLOCK + 1..).map(|block| block * KV_BLOCK));
+    starts.take_while(move |&start| start < len_tokens).map(move |start| {
+        let end = len_tokens.min((start / KV_BLOCK + 1) * KV_BLOCK);
+        let slot = slot(table, start as u32) as usize;
+        slot..slot + end - start
+    })
 }
 
 fn block_table(sequence: usize, ring_blocks: usize, limits: StateLimits) -> Vec<u32> {
@@ -227,6 +321,17 @@ mod tests {
         assert_eq!(ring_blocks(None, LIMITS), 16);
         assert_eq!(ring_blocks(Some(8), LIMITS), 3, "108 positions span at most 3 blocks of 64");
         assert_eq!(ring_blocks(Some(5000), LIMITS), 16, "never more than the context");
+    }
+
+    #[test]
+    fn a_window_is_found_in_its_ring() {
+        let ring = Ring { window_tokens: 100, slots: 192 };
+        let table = block_table(1, 3, LIMITS);
+        let slots = |len_tokens| window_slots(&table, ring, len_tokens).collect::<Vec<_>>();
+        assert!(slots(0).is_empty());
+        assert_eq!(slots(30), [192..222], "the second sequence's blocks begin at slot 192");
+        assert_eq!(slots(150), [242..256, 256..320, 320..342]);
+        assert_eq!(slots(200), [292..320, 320..384, 192..200], "position 192 is in the first block again");
     }
 
     #[test]
