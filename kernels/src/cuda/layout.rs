@@ -1,8 +1,8 @@
 //! The two byte orders of a weight matrix on the GPU.
 //!
 //! `Gguf` is the file's. `Tiled` puts each field of a row's blocks together: plane after plane, each padded to 16
-//! bytes, rows one after the other. Codes then start at multiples of 16 bytes whatever the block's size is. Types whose blocks
-//! are aligned as they are have no tiled form. The conversion is a permutation of bytes: [`tile_rows`] here,
+//! bytes, rows one after the other. Codes then start at multiples of 16 bytes whatever the block's size is. Types whose
+//! blocks are aligned as they are have no tiled form. The conversion is a permutation of bytes: [`tile_rows`] here,
 //! `repack.cu` on the device. Next: `product.rs`.
 
 use super::args::RepackArgs;
