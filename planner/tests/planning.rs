@@ -1,20 +1,23 @@
 //! Whole plans of full-size models (headers only) on the synthetic machines.
 
 use gguf::Model;
-use plan_format::artifact::{KvType, Region};
+use plan_format::arena::Arena;
+use plan_format::artifact::{KvType, Options, Origin, Plan, Region};
 use plan_format::costs::Load;
 use plan_format::evaluate::{Horizon, Prepared, Scratch, evaluate};
+use plan_format::fingerprint::{DeviceFingerprint, GpuFingerprint, ModelFingerprint};
 use plan_format::program::Program;
-use plan_format::schedule::{Home, HostMemory, Phase};
+use plan_format::schedule::{Home, HostMemory, Layout, Phase};
+use plan_format::sections::{from_bytes, to_bytes};
 use planner::cost::{Demand, Problem, price};
-use planner::place::ablation::ablation;
+use planner::place::ablation::{ablation, reach};
 use planner::place::explain::{Flip, explain};
 use planner::place::memory::Budget;
 use planner::place::search::{Decision, Query, SearchError, cross_check, decide, whole_layers};
 use planner::place::summary::summary;
 use planner::profile::machines::MACHINES;
 use planner::profile::{Profile, synthetic};
-use planner::regime::{Grid, Parts, assemble};
+use planner::regime::{Grid, Parts, assemble, solve_plan};
 use planner::simulate::{AfterLast, Run};
 use planner::transfer::{GpuMemory, verify_schedule};
 
@@ -101,6 +104,55 @@ fn every_kept_schedule_passes_the_verifier_and_predicts_its_simulation() {
         };
         let again = evaluate(&problem.costs, costs, &prepared, &Load::IDLE, horizon, &mut Scratch::default());
         assert!((again - schedule.predicted_us).abs() <= 1e-9 * again, "{again} against {}", schedule.predicted_us);
+    }
+}
+
+/// The artifact of solved parts, as `compile` puts it together.
+fn artifact(program: Program, parts: Parts, vram_bytes: u64) -> Plan {
+    let layouts = program.weights.iter().map(|weight| vec![Layout::Gguf; weight.parts.len()]).collect();
+    let options = Options {
+        vram_bytes,
+        ram_bytes: None,
+        context_tokens: demand().context_tokens,
+        limits: parts.limits,
+        prompt_tokens: demand().prompt_tokens,
+        generate_tokens: demand().generate_tokens,
+        kv_type: demand().kv_type,
+    };
+    let gpu = GpuFingerprint { model: "G".into(), memory_bytes: 6 * GIB, link: "L".into(), driver: "1".into() };
+    Plan {
+        origin: Origin {
+            tool_version: "0".into(),
+            options,
+            model: ModelFingerprint { file_sizes_bytes: vec![1], headers_hash: [0; 32], samples_hash: [0; 32] },
+            device: DeviceFingerprint { cpu_model: "C".into(), cpu_cores: 8, gpu: Some(gpu) },
+        },
+        arena: Arena::new(&program, parts.limits),
+        program,
+        placement: parts.placement,
+        layouts,
+        slots: parts.slots,
+        schedules: parts.schedules,
+        regimes: parts.regimes,
+        costs: parts.costs,
+        report: parts.report,
+        code: Vec::new(),
+    }
+}
+
+#[test]
+fn solved_parts_make_a_plan_that_verifies_and_survives_its_file() {
+    let cases = [("qwen3-4b", "rtx3060-laptop", 3 * GIB / 2), ("qwen3-30b-a3b", "rtx3060-laptop", 5 * GIB)];
+    for (model, machine_name, vram_bytes) in cases {
+        let (program, profile) = (program(model), machine(machine_name));
+        let ram_bytes = profile.memory.available_mib << 20;
+        let budget = Budget { vram_bytes, ram_bytes, pinned_bytes: ram_bytes };
+        let solved = solve_plan(&program, &profile, &demand(), budget, &Grid::reduced()).unwrap();
+        let promotes = solved.parts.schedules.iter().any(|schedule| !schedule.promotions.is_empty());
+        assert!(promotes, "{model}: nothing is streamed, so little was tested");
+        let plan = artifact(program, solved.parts, vram_bytes);
+        let bytes = to_bytes(&plan).unwrap_or_else(|error| panic!("{model}: {error}"));
+        assert_eq!(from_bytes(&bytes).unwrap(), plan);
     }
 }
 
@@ -231,4 +283,40 @@ fn explanations_name_what_would_flip_an_item() {
         }
     }
     assert!(flips.0 > 0 && flips.1 > 0, "{flips:?}");
+}
+
+/// The paper's machines with their models, and two models of its summary.
+const PAPER: &[(&str, &[&str], u64)] = &[
+    ("rtx3060-laptop", &["glm-z1-9b", "qwen3-14b", "qwen3-30b-a3b", "gpt-oss-20b", "deepseek-v2-lite"], 5900),
+    (
+        "rtx4090-desktop",
+        &["llama-3.1-70b", "qwen3-next-80b-a3b", "qwen3.5-122b-a10b", "gpt-oss-120b", "llama-4-scout"],
+        23_500,
+    ),
+];
+
+#[test]
+fn every_model_of_the_paper_plans_on_its_machine_and_beats_whole_layers() {
+    for &(machine_name, models, vram_mib) in PAPER {
+        let profile = machine(machine_name);
+        for model in models {
+            let problem =
+                price(&program(model), &profile, &demand()).unwrap_or_else(|error| panic!("{model}: {error}"));
+            let query = query(&problem, &profile, vram_mib << 20);
+            let decision = decide(&query).unwrap();
+            let whole = whole_layers(&query, 0).unwrap();
+            let rows = ablation(&query, &decision, &whole).unwrap();
+            for row in &rows {
+                let speeds = (row.prefill_tokens_per_s(), row.decode_tokens_per_s());
+                println!("{model:20} {:45} prefill {:8.1} decode {:6.2} tokens/s", row.name, speeds.0, speeds.1);
+            }
+            let [decode, prefill] = reach(&query, &decision, &rows).unwrap();
+            println!("{model:20} decode {decode:.2?} prefill {prefill:.2?}");
+            assert!(decode.speedup <= decode.most * 1.001 && prefill.speedup <= prefill.most * 1.001, "{model}");
+            println!("{}", summary(&query, &decision, &assemble(&query, &decision, &Grid::reduced())));
+            let seed_us = decision.best_seed.as_ref().map_or(f64::INFINITY, |seed| seed.total_us);
+            assert!(decision.best.total_us <= seed_us, "{model}");
+            assert!(decision.best.total_us < whole.total_us, "{model}: whole layers win");
+        }
+    }
 }

@@ -6,7 +6,8 @@
 
 use super::search::{Decision, Query, Scored};
 use super::weigh::Workload;
-use crate::transfer::Task;
+use crate::cost::floors;
+use crate::transfer::{Answer, Task};
 use plan_format::costs::Load;
 use plan_format::evaluate::Scratch;
 use plan_format::schedule::{Home, Phase};
@@ -62,6 +63,43 @@ pub fn ablation(query: &Query<'_>, decision: &Decision, whole_layers: &Scored) -
         row("base + placement + coordination + transfer", best, &|case| {
             if is_decode(case) { best.decode.round_us } else { best.prefill.round_us }
         })?,
+    ])
+}
+
+/// A speed-up over the base, and the most that the winner's placement could ever reach.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Reach {
+    /// Base over plan.
+    pub speedup: f64,
+    /// Base over the larger of the memory floor and the busiest processor: no overlap can beat that.
+    pub most: f64,
+}
+
+/// Reach in decode and in prefill per token: whether a claimed speed-up lies within the floors of this machine.
+pub fn reach(query: &Query<'_>, decision: &Decision, rows: &[Row; 4]) -> Option<[Reach; 2]> {
+    let best = &decision.best;
+    let ubatch_tokens = query.problem.ubatches[best.candidate.ubatch].ubatch_tokens;
+    let workload = Workload::new(query.problem, ubatch_tokens)?;
+    let bound_us = |case: usize, answer: &Answer| {
+        let slots = best.candidate.slots;
+        let task = Task { problem: query.problem, case, homes: &best.homes, slots, load: Load::IDLE };
+        let prepared = task.prepare(answer.team, &answer.promoted);
+        let busy = |gpu: bool, time: &dyn Fn(usize) -> f64| -> f64 {
+            (0..best.homes.len()).filter(|&item| prepared.on_gpu[item] == gpu).map(time).sum()
+        };
+        let cpu_us = busy(false, &|item| task.cpu_us(answer.team, item));
+        let gpu_us = busy(true, &|item| task.gpu_us(item));
+        floors(query.problem, query.profile, case, &prepared).overlapped_us.max(cpu_us).max(gpu_us)
+    };
+    let [base, .., full] = rows;
+    // Rows may differ in ubatch: prefill compares times per token.
+    let per_token = |us: f64, row: &Row| us / f64::from(row.ubatch_tokens);
+    let base_us = per_token(base.prefill_us, base);
+    let prefill_bound_us = per_token(bound_us(workload.prefill.0, &best.prefill), full);
+    let decode_bound_us = bound_us(workload.decode.0, &best.decode);
+    Some([
+        Reach { speedup: base.decode_us / full.decode_us, most: base.decode_us / decode_bound_us },
+        Reach { speedup: base_us / per_token(full.prefill_us, full), most: base_us / prefill_bound_us },
     ])
 }
 

@@ -1,14 +1,15 @@
 //! From a decision and its table to the parts of the artifact that the planner owns. No choice is made here.
 
 use super::{Grid, Table, TableQuery, table};
-use crate::cost::{Floors, Problem, floors};
-use crate::place::memory::{priced_for, regions};
-use crate::place::search::{Decision, Query};
+use crate::cost::{Demand, Floors, PriceError, Problem, floors, price};
+use crate::place::memory::{Budget, priced_for, regions};
+use crate::place::search::{Decision, Query, SearchError, decide};
 use crate::profile::Profile;
 use plan_format::arena::RoundLimits;
 use plan_format::artifact::{Optimality, Prediction, Report};
 use plan_format::costs::CostModel;
 use plan_format::evaluate::Prepared;
+use plan_format::program::Program;
 use plan_format::schedule::{Phase, Placement, RegimeMap, Schedule, Slots};
 
 /// Sections of the artifact.
@@ -28,6 +29,46 @@ pub struct Parts {
     pub costs: CostModel,
     /// Memory, predictions, optimality.
     pub report: Report,
+}
+
+/// Everything that planning a program on a device gives.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Solved {
+    /// The priced program, for explanations and simulations.
+    pub problem: Problem,
+    /// What was decided, and against what.
+    pub decision: Decision,
+    /// The artifact's sections.
+    pub parts: Parts,
+}
+
+/// Why a program cannot be planned on a device.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+pub enum SolveError {
+    /// The device profile lacks times, or no ubatch fits.
+    #[error(transparent)]
+    Price(#[from] PriceError),
+    /// No placement exists.
+    #[error(transparent)]
+    Search(#[from] SearchError),
+}
+
+/// From a verified program, a device, a demand and ceilings to all sections: price, decide, table, assemble.
+///
+/// # Errors
+/// A time that the profile does not have; a GPU ceiling that is too small or for a machine without GPU.
+pub fn solve_plan(
+    program: &Program,
+    profile: &Profile,
+    demand: &Demand,
+    budget: Budget,
+    grid: &Grid,
+) -> Result<Solved, SolveError> {
+    let problem = price(program, profile, demand)?;
+    let query = Query { problem: &problem, profile, budget };
+    let decision = decide(&query)?;
+    let parts = assemble(&query, &decision, grid);
+    Ok(Solved { problem, decision, parts })
 }
 
 /// Solves the regime table for a decision and puts everything together.

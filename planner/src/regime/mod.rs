@@ -9,7 +9,7 @@
 mod assemble;
 mod cover;
 
-pub use assemble::{Parts, assemble};
+pub use assemble::{Parts, SolveError, Solved, assemble, solve_plan};
 pub use cover::{Cover, cover};
 
 use crate::cost::Problem;
