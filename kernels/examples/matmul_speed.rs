@@ -1,8 +1,8 @@
 //! Measures products against this machine's bounds, on the spot: GEMV against a plain read of the same rotating
 //! buffers by the same threads, GEMM against dot products or multiply-adds in registers.
 //!
-//! `cargo run --release -p kernels --example matmul_speed -- [gemv|cached|gemm|pack] [TYPE,TYPE] [threads] [tokens,tokens] [isa]`
-//! Bounds and kernels alternate; medians of their ratios are printed.
+//! `cargo run --release -p kernels --example matmul_speed -- [gemv|cached|gemm|pack] [TYPE,TYPE] [threads]
+//! [tokens,tokens] [isa]` Bounds and kernels alternate; medians of their ratios are printed.
 
 use std::sync::Barrier;
 use std::time::Instant;

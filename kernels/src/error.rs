@@ -9,7 +9,8 @@ use crate::quant::WeightType;
 pub enum KernelError {
     /// No kernel reads weights of this type.
     #[error(
-        "no kernel reads weights of type {0}; supported are F32 F16 BF16 Q4_0 Q4_1 Q5_0 Q5_1 Q8_0 Q2_K to Q6_K IQ4_NL IQ4_XS MXFP4"
+        "no kernel reads weights of type {0}; supported are F32 F16 BF16 Q4_0 Q4_1 Q5_0 Q5_1 Q8_0 Q2_K to Q6_K \
+         IQ4_NL IQ4_XS MXFP4"
     )]
     UnsupportedType(GgmlType),
     /// The row length is not a whole number of blocks.

@@ -132,34 +132,26 @@ pub fn pack_panels(
         return Ok(());
     }
     for (panel, dst) in range.zip(dst.chunks_exact_mut(panel_bytes)) {
-        let first = panel * PANEL_ROWS;
-        for lane in 0..PANEL_ROWS {
-            let row = first + lane;
-            let bytes = (row < rows).then(|| &src[row * row_bytes..(row + 1) * row_bytes]);
-            pack_row(ty, bytes, lane, dst);
+        let mut pieces = [None; PANEL_ROWS];
+        for (lane, piece) in pieces.iter_mut().enumerate() {
+            let row = panel * PANEL_ROWS + lane;
+            *piece = (row < rows).then(|| &src[row * row_bytes..(row + 1) * row_bytes]);
+        }
+        let chunk_row_bytes = chunk_row_bytes(ty);
+        for (i, chunk) in dst.chunks_mut(chunk_row_bytes * PANEL_ROWS).enumerate() {
+            let bytes = chunk.len() / PANEL_ROWS;
+            pack_chunk(ty, &pieces.map(|row| row.map(|row| &row[i * chunk_row_bytes..][..bytes])), chunk);
         }
     }
     Ok(())
 }
 
-/// Packs a row into lane `lane` of a panel; `None` is a row beyond the matrix.
-fn pack_row(ty: WeightType, row: Option<&[u8]>, lane: usize, panel: &mut [u8]) {
-    let chunk_row_bytes = chunk_row_bytes(ty);
-    for (i, chunk) in panel.chunks_mut(chunk_row_bytes * PANEL_ROWS).enumerate() {
-        let bytes = chunk.len() / PANEL_ROWS;
-        let map = ChunkMap::new(ty, bytes);
-        match row {
-            Some(row) => map.write_row(&row[i * chunk_row_bytes..][..bytes], lane, chunk),
-            None => map.clear_row(lane, chunk),
-        }
-    }
-}
-
 /// Packs 16 pieces of rows of at most [`CHUNK_COLS`] columns, `None` for rows beyond the matrix.
 pub(crate) fn pack_chunk(ty: WeightType, pieces: &[Option<&[u8]>; PANEL_ROWS], chunk: &mut [u8]) {
-    for (lane, piece) in pieces.iter().enumerate() {
-        pack_row(ty, *piece, lane, chunk);
-    }
+    const ABSENT: [u8; CHUNK_COLS * 4] = [0; CHUNK_COLS * 4];
+    let bytes = chunk.len() / PANEL_ROWS;
+    let rows = pieces.map(|piece| piece.unwrap_or(&ABSENT[..bytes]));
+    ChunkMap::new(ty, bytes).write_rows(&rows, chunk);
 }
 
 /// Writes the bytes that `row` of a packed matrix has in the file's layout.
@@ -255,20 +247,16 @@ impl ChunkMap {
         }
     }
 
-    fn write_row(&self, row: &[u8], lane: usize, chunk: &mut [u8]) {
+    fn write_rows(&self, rows: &[&[u8]; PANEL_ROWS], chunk: &mut [u8]) {
         self.for_each_field(|unit, from, to, bytes| {
-            let (from, to) = (&row[from..from + bytes], &mut chunk[to..to + bytes * PANEL_ROWS]);
+            let (rows, to) = (rows.map(|row| &row[from..from + bytes]), &mut chunk[to..to + bytes * PANEL_ROWS]);
             match unit {
-                Unit::One => scatter::<1>(from, lane, to, |b| b),
-                Unit::Two => scatter::<2>(from, lane, to, |b| b),
-                Unit::Four => scatter::<4>(from, lane, to, |b| b),
-                Unit::FourTransposed => scatter::<4>(from, lane, to, |b| transpose_bits::<4, 8>(b)),
+                Unit::One => interleave::<1>(&rows, to, |b| b),
+                Unit::Two => interleave::<2>(&rows, to, |b| b),
+                Unit::Four => interleave::<4>(&rows, to, |b| b),
+                Unit::FourTransposed => interleave::<4>(&rows, to, transpose_bits::<4, 8>),
             }
         });
-    }
-
-    fn clear_row(&self, lane: usize, chunk: &mut [u8]) {
-        self.write_row(&[0; CHUNK_COLS * 4][..self.blocks * self.block_bytes], lane, chunk);
     }
 
     fn read_row(&self, chunk: &[u8], lane: usize, row: &mut [u8]) {
@@ -278,17 +266,20 @@ impl ChunkMap {
                 Unit::One => gather::<1>(from, lane, to, |b| b),
                 Unit::Two => gather::<2>(from, lane, to, |b| b),
                 Unit::Four => gather::<4>(from, lane, to, |b| b),
-                Unit::FourTransposed => gather::<4>(from, lane, to, |b| transpose_bits::<8, 4>(b)),
+                Unit::FourTransposed => gather::<4>(from, lane, to, transpose_bits::<8, 4>),
             }
         });
     }
 }
 
 #[inline(always)]
-fn scatter<const N: usize>(row: &[u8], lane: usize, field: &mut [u8], change: impl Fn([u8; N]) -> [u8; N]) {
-    let groups = field.as_chunks_mut::<N>().0.chunks_exact_mut(PANEL_ROWS);
-    for (unit, group) in row.as_chunks::<N>().0.iter().zip(groups) {
-        group[lane] = change(*unit);
+fn interleave<const N: usize>(rows: &[&[u8]; PANEL_ROWS], field: &mut [u8], change: impl Fn([u8; N]) -> [u8; N]) {
+    let rows = rows.map(|row| row.as_chunks::<N>().0);
+    let groups = field.as_chunks_mut::<N>().0.as_chunks_mut::<PANEL_ROWS>().0;
+    for (i, group) in groups.iter_mut().enumerate() {
+        for (unit, row) in group.iter_mut().zip(&rows) {
+            *unit = change(row[i]);
+        }
     }
 }
 

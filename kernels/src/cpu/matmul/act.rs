@@ -14,7 +14,7 @@ use crate::quant::{SUB_COLS, WeightType};
 pub(crate) const ACT_BLOCK_BYTES: usize = 48;
 
 /// Largest magnitude that is taken for zero, so that 127 / it is finite.
-const NEGLIGIBLE: f32 = 1e-35;
+pub(crate) const NEGLIGIBLE: f32 = 1e-35;
 
 /// One decoded block of activations.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -54,7 +54,8 @@ impl ActBlock {
         [self.half_sum(0), self.half_sum(1)]
     }
 
-    fn write(&self, out: &mut [u8; ACT_BLOCK_BYTES]) {
+    /// Writes the block.
+    pub(crate) fn write(&self, out: &mut [u8; ACT_BLOCK_BYTES]) {
         let [low, high] = self.half_sums();
         out[..32].copy_from_slice(&self.quants.map(|q| q as u8));
         out[32..36].copy_from_slice(&self.scale.to_le_bytes());
@@ -102,9 +103,12 @@ pub fn prepare_act(isa: Isa, ty: WeightType, x: &[f32], out: &mut [u8]) -> Resul
     Ok(())
 }
 
-fn quantise_row(_isa: Isa, x: &[[f32; SUB_COLS]], out: &mut [[u8; ACT_BLOCK_BYTES]]) {
-    for (x, out) in x.iter().zip(out) {
-        ActBlock::quantise(x).write(out);
+fn quantise_row(isa: Isa, x: &[[f32; SUB_COLS]], out: &mut [[u8; ACT_BLOCK_BYTES]]) {
+    match isa.min(Isa::detect()) {
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: `detect` found AVX2.
+        Isa::Avx2 | Isa::Avx512 => unsafe { crate::arch::x86_64::avx2::act::quantise_row(x, out) },
+        _ => x.iter().zip(out).for_each(|(x, out)| ActBlock::quantise(x).write(out)),
     }
 }
 

@@ -22,7 +22,7 @@ mod source;
 #[cfg(test)]
 mod tests;
 
-pub(crate) use act::{ACT_BLOCK_BYTES, ActBlock};
+pub(crate) use act::{ACT_BLOCK_BYTES, ActBlock, NEGLIGIBLE};
 pub use act::{act_row_bytes, prepare_act};
 pub use dispatch::matmul;
 pub use exact::matmul_exact;

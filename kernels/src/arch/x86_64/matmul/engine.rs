@@ -44,7 +44,8 @@ pub(crate) trait Engine {
 /// `unpacked` is the form of codes in buffers. Lists of tile sizes fall and end with 1.
 macro_rules! engine {
     ($engine:ident, $simd:ty, $features:literal, parts: $parts:literal, unpacked: $form:ident,
-     direct: [$($d:literal)*], tile: [$($t:literal)*], plain_direct: [$($pd:literal)*], plain_tile: [$($pt:literal)*]) => {
+     direct: [$($d:literal)*], tile: [$($t:literal)*],
+     plain_direct: [$($pd:literal)*], plain_tile: [$($pt:literal)*]) => {
         struct $engine;
 
         const _: () = {
@@ -208,7 +209,7 @@ pub(crate) const fn first(tiles: &[usize]) -> usize {
 /// The machine has the engine's instruction set, `panels` are panels of the matrix, and nothing else accesses their
 /// rows in the output meanwhile.
 pub(crate) unsafe fn matmul<E: Engine>(product: &Product, panels: Range<usize>) {
-    use super::{packed, plain, tile};
+    use super::{formats, plain, tile};
     use crate::quant::WeightType;
     // SAFETY: as this function's own contract.
     unsafe {
@@ -216,19 +217,19 @@ pub(crate) unsafe fn matmul<E: Engine>(product: &Product, panels: Range<usize>) 
             WeightType::F32 => plain::run::<E, plain::F32>(product, panels),
             WeightType::F16 => plain::run::<E, plain::F16>(product, panels),
             WeightType::BF16 => plain::run::<E, plain::Bf16>(product, panels),
-            WeightType::Q4_0 => tile::run::<E, packed::Q4_0>(product, panels),
-            WeightType::Q4_1 => tile::run::<E, packed::Q4_1>(product, panels),
-            WeightType::Q5_0 => tile::run::<E, packed::Q5_0>(product, panels),
-            WeightType::Q5_1 => tile::run::<E, packed::Q5_1>(product, panels),
-            WeightType::Q8_0 => tile::run::<E, packed::Q8_0>(product, panels),
-            WeightType::Q2_K => tile::run::<E, packed::Q2K>(product, panels),
-            WeightType::Q3_K => tile::run::<E, packed::Q3K>(product, panels),
-            WeightType::Q4_K => tile::run::<E, packed::Q4K>(product, panels),
-            WeightType::Q5_K => tile::run::<E, packed::Q5K>(product, panels),
-            WeightType::Q6_K => tile::run::<E, packed::Q6K>(product, panels),
-            WeightType::IQ4_NL => tile::run::<E, packed::Iq4Nl>(product, panels),
-            WeightType::IQ4_XS => tile::run::<E, packed::Iq4Xs>(product, panels),
-            WeightType::MXFP4 => tile::run::<E, packed::Mxfp4>(product, panels),
+            WeightType::Q4_0 => tile::run::<E, formats::Q4_0>(product, panels),
+            WeightType::Q4_1 => tile::run::<E, formats::Q4_1>(product, panels),
+            WeightType::Q5_0 => tile::run::<E, formats::Q5_0>(product, panels),
+            WeightType::Q5_1 => tile::run::<E, formats::Q5_1>(product, panels),
+            WeightType::Q8_0 => tile::run::<E, formats::Q8_0>(product, panels),
+            WeightType::Q2_K => tile::run::<E, formats::Q2K>(product, panels),
+            WeightType::Q3_K => tile::run::<E, formats::Q3K>(product, panels),
+            WeightType::Q4_K => tile::run::<E, formats::Q4K>(product, panels),
+            WeightType::Q5_K => tile::run::<E, formats::Q5K>(product, panels),
+            WeightType::Q6_K => tile::run::<E, formats::Q6K>(product, panels),
+            WeightType::IQ4_NL => tile::run::<E, formats::Iq4Nl>(product, panels),
+            WeightType::IQ4_XS => tile::run::<E, formats::Iq4Xs>(product, panels),
+            WeightType::MXFP4 => tile::run::<E, formats::Mxfp4>(product, panels),
         }
     }
 }

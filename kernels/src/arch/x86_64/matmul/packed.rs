@@ -1,14 +1,11 @@
-//! Unpacks a chunk of each block type to bytes and F32 scales. The meanings are those of `quant/block.rs`, the places
-//! those of `quant/panel.rs`. Next: `tile.rs`.
+//! What products need of a block type: its codes as bytes, and its scales as F32, chunk by chunk.
+//! Next: `formats.rs`, which unpacks each type.
 
 use super::simd::Simd;
-use crate::quant::{IQ4_VALUES, MXFP4_VALUES, PANEL_ROWS, SUB_COLS, WeightType, head_bytes};
+use crate::quant::{PANEL_ROWS, SUB_COLS, WeightType};
 
 /// Vectors of 4 columns in a sub-block of 32.
 pub(crate) const GROUPS: usize = 8;
-
-/// Bytes from one vector of 4 columns of a panel to the next.
-const GROUP_BYTES: usize = 4 * PANEL_ROWS;
 
 /// Scales and mins of a chunk of 8 sub-blocks, 16 rows each: entry `s` for sub-block s, or `2s + half` for types
 /// whose halves have their own.
@@ -21,14 +18,22 @@ pub(crate) struct Scales {
 impl Scales {
     pub(crate) const ZERO: Scales = Scales { scale: [[0.0; PANEL_ROWS]; 16], min: [[0.0; PANEL_ROWS]; 16] };
 
+    /// Writes the scales of a vector of rows.
+    ///
+    /// # Safety
+    /// The machine has `S`.
     #[inline(always)]
-    unsafe fn set_scale<S: Simd>(&mut self, i: usize, lane: usize, value: S::Float) {
+    pub(crate) unsafe fn set_scale<S: Simd>(&mut self, i: usize, lane: usize, value: S::Float) {
         // SAFETY: the caller has the instruction set, and `lane + S::LANES <= 16`.
         unsafe { S::store_f32(self.scale[i][lane..].as_mut_ptr(), value) }
     }
 
+    /// Writes the mins of a vector of rows.
+    ///
+    /// # Safety
+    /// The machine has `S`.
     #[inline(always)]
-    unsafe fn set_min<S: Simd>(&mut self, i: usize, lane: usize, value: S::Float) {
+    pub(crate) unsafe fn set_min<S: Simd>(&mut self, i: usize, lane: usize, value: S::Float) {
         // SAFETY: as in `set_scale`.
         unsafe { S::store_f32(self.min[i][lane..].as_mut_ptr(), value) }
     }
@@ -69,14 +74,14 @@ impl<const HALVES: bool, const MINS: bool, const OFFSET: u8, const SIGNED: bool,
 }
 
 /// Codes as the type has them: as small as they can be.
-type Narrow<const OFFSET: u8, const SIGNED: bool, const WORD_GROUPS: usize> =
+pub(crate) type Narrow<const OFFSET: u8, const SIGNED: bool, const WORD_GROUPS: usize> =
     Form<false, false, OFFSET, SIGNED, WORD_GROUPS>;
 /// As [`Narrow`], for types with a min.
-type NarrowMin<const WORD_GROUPS: usize> = Form<false, true, 0, false, WORD_GROUPS>;
+pub(crate) type NarrowMin<const WORD_GROUPS: usize> = Form<false, true, 0, false, WORD_GROUPS>;
 /// Codes with an offset of 128, of any byte: no operation is needed for a dot product's start value.
-type Raised = Form<false, false, 128, false, 0>;
+pub(crate) type Raised = Form<false, false, 128, false, 0>;
 /// As [`Raised`], for types with a min, which have no offset.
-type RaisedMin = Form<false, true, 0, false, 0>;
+pub(crate) type RaisedMin = Form<false, true, 0, false, 0>;
 
 /// How one type's chunks are unpacked.
 ///
@@ -118,387 +123,5 @@ pub(crate) unsafe fn raised<S: Simd, W: Packed>(
             }
         }
         codes
-    }
-}
-
-/// Vector `group` of a field of codes.
-#[inline(always)]
-unsafe fn vector<S: Simd>(field: *const u8, group: usize, lane: usize) -> S::Int {
-    // SAFETY: the caller's field has this vector.
-    unsafe { S::load(field.add(GROUP_BYTES * group + 4 * lane)) }
-}
-
-/// Bytes `(v >> shift) & mask`.
-#[inline(always)]
-unsafe fn bits<S: Simd>(v: S::Int, shift: usize, mask: i8) -> S::Int {
-    // SAFETY: the caller has `S`.
-    unsafe { S::and(S::shr(v, shift), S::splat8(mask)) }
-}
-
-/// `low | (v with bit `from` of each byte moved to bit `to`, & mask)`.
-#[inline(always)]
-unsafe fn or_bits<S: Simd>(low: S::Int, v: S::Int, from: usize, to: usize, mask: i8) -> S::Int {
-    // SAFETY: the caller has `S`.
-    unsafe { S::or_masked(low, S::move_bits(v, from, to), S::splat8(mask)) }
-}
-
-/// The 4-bit codes of a sub-block of 16 bytes a row: low nibbles are columns 0..16, high ones 16..32.
-#[inline(always)]
-unsafe fn nibbles<S: Simd>(body: *const u8, lane: usize) -> [S::Int; GROUPS] {
-    // SAFETY: the caller's field has 4 vectors.
-    unsafe {
-        let mut out = [S::splat8(0); GROUPS];
-        for i in 0..4 {
-            let v = vector::<S>(body, i, lane);
-            out[i] = bits::<S>(v, 0, 15);
-            out[i + 4] = bits::<S>(v, 4, 15);
-        }
-        out
-    }
-}
-
-/// Signed bytes as [`Packed::SIGNED`] says.
-#[inline(always)]
-unsafe fn flip_signs<S: Simd>(v: S::Int) -> S::Int {
-    // SAFETY: the caller has `S`.
-    if S::ANY_BYTES { unsafe { S::xor(v, S::splat8(-128)) } } else { v }
-}
-
-/// [`nibbles`] that are codes of a table.
-#[inline(always)]
-unsafe fn table_nibbles<S: Simd>(values: &[i8; 16], body: *const u8, lane: usize) -> [S::Int; GROUPS] {
-    // SAFETY: as for `nibbles`.
-    unsafe {
-        let table = flip_signs::<S>(S::table(values));
-        let mut codes = nibbles::<S>(body, lane);
-        for code in &mut codes {
-            *code = S::look_up(table, *code);
-        }
-        codes
-    }
-}
-
-/// [`nibbles`] after a field of 4 bytes of transposed fifth bits (Q5_0, Q5_1).
-#[inline(always)]
-unsafe fn five_bits<S: Simd>(body: *const u8, lane: usize) -> [S::Int; GROUPS] {
-    // SAFETY: the caller's body has 1 + 4 vectors.
-    unsafe {
-        let high = vector::<S>(body, 0, lane);
-        let mut codes = nibbles::<S>(body.add(GROUP_BYTES), lane);
-        for (g, code) in codes.iter_mut().enumerate() {
-            *code = or_bits::<S>(*code, high, g, 4, 16);
-        }
-        codes
-    }
-}
-
-/// Codes of which `mask` bits stand at `shift` of the bytes of a field.
-#[inline(always)]
-unsafe fn shifted<S: Simd>(field: *const u8, lane: usize, shift: usize, mask: i8) -> [S::Int; GROUPS] {
-    // SAFETY: the caller's field has 8 vectors.
-    unsafe {
-        let mut codes = [S::splat8(0); GROUPS];
-        for (g, code) in codes.iter_mut().enumerate() {
-            *code = bits::<S>(vector::<S>(field, g, lane), shift, mask);
-        }
-        codes
-    }
-}
-
-/// Adds to codes the bits from `from` on of the bytes of a second field, at `to`.
-#[inline(always)]
-unsafe fn add_bits<S: Simd>(
-    codes: &mut [S::Int; GROUPS],
-    field: *const u8,
-    lane: usize,
-    from: usize,
-    to: usize,
-    mask: i8,
-) {
-    for (g, code) in codes.iter_mut().enumerate() {
-        // SAFETY: the caller's field has 8 vectors.
-        unsafe { *code = or_bits::<S>(*code, vector::<S>(field, g, lane), from, to, mask) };
-    }
-}
-
-/// Start of sub-block `sub` of a type with blocks of 32 columns.
-#[inline(always)]
-unsafe fn body_of<W: Packed>(chunk: *const u8, subs: usize, sub: usize) -> *const u8 {
-    let head = head_bytes(W::TYPE);
-    // SAFETY: within the chunk, by the layout of `quant/panel.rs`.
-    unsafe { chunk.add(PANEL_ROWS * (subs * head + sub * (W::TYPE.block().1 - head))) }
-}
-
-/// Scales, and mins if the type has them, that are one f16 a block of 32 columns.
-#[inline(always)]
-unsafe fn f16_scales<S: Simd, W: Packed>(chunk: *const u8, subs: usize, lane: usize, out: &mut Scales) {
-    for sub in 0..subs {
-        // SAFETY: the head of a chunk begins with 16 f16 for each sub-block, then as many mins.
-        unsafe {
-            out.set_scale::<S>(sub, lane, S::load_f16(chunk.add(2 * (PANEL_ROWS * sub + lane))));
-            if W::Narrow::MINS {
-                out.set_min::<S>(sub, lane, S::load_f16(chunk.add(2 * (PANEL_ROWS * (subs + sub) + lane))));
-            }
-        }
-    }
-}
-
-/// One number of 8 bits a row, from the field of bytes at `bytes`.
-#[inline(always)]
-unsafe fn byte<S: Simd>(bytes: *const u8, i: usize, lane: usize) -> S::Int {
-    // SAFETY: the caller's field has byte `i` of 16 rows.
-    unsafe { S::load_u8(bytes.add(PANEL_ROWS * i + lane)) }
-}
-
-/// `(v >> shift) & mask` of whole lanes.
-#[inline(always)]
-unsafe fn lane_bits<S: Simd>(v: S::Int, shift: usize, mask: i32) -> S::Int {
-    // SAFETY: the caller has `S`.
-    unsafe { S::and(S::shr(v, shift), S::splat32(mask)) }
-}
-
-/// `d * (low | high << 4 - 32)`: a 6-bit scale in two pieces.
-#[inline(always)]
-unsafe fn six_bit_scale<S: Simd>(d: S::Float, low: S::Int, high: S::Int) -> S::Float {
-    // SAFETY: the caller has `S`.
-    unsafe { S::mul(d, S::to_float(S::sub32(S::or(low, S::shl(high, 4)), S::splat32(32)))) }
-}
-
-/// Scales and mins of Q4_K and Q5_K, scales of odd sub-blocks times `odd_factor`. Head: d, dmin, then 12 bytes of
-/// 6-bit numbers: of sub-block s < 4 the scale is 6 bits of byte s and the min 6 bits of byte s + 4; of s + 4 both are
-/// 4 bits of byte s + 8 and the top 2 bits of these.
-#[inline(always)]
-unsafe fn k4_scales<S: Simd>(chunk: *const u8, lane: usize, out: &mut Scales, odd_factor: f32) {
-    // SAFETY: the head of the caller's chunk has 2 f16 and 12 bytes of 16 rows.
-    unsafe {
-        let d = S::load_f16(chunk.add(2 * lane));
-        let d = [d, S::mul(d, S::splat_f32(odd_factor))];
-        let dmin = S::mul(S::load_f16(chunk.add(2 * (PANEL_ROWS + lane))), S::splat_f32(-1.0));
-        let bytes = chunk.add(4 * PANEL_ROWS);
-        for sub in 0..4 {
-            let [a, b, c] = [0, 4, 8].map(|i| byte::<S>(bytes, sub + i, lane));
-            let scale_high = S::or(lane_bits::<S>(c, 0, 15), lane_bits::<S>(a, 2, 48));
-            let min_high = S::or(lane_bits::<S>(c, 4, 15), lane_bits::<S>(b, 2, 48));
-            out.set_scale::<S>(sub, lane, S::mul(d[sub % 2], S::to_float(lane_bits::<S>(a, 0, 63))));
-            out.set_min::<S>(sub, lane, S::mul(dmin, S::to_float(lane_bits::<S>(b, 0, 63))));
-            out.set_scale::<S>(sub + 4, lane, S::mul(d[sub % 2], S::to_float(scale_high)));
-            out.set_min::<S>(sub + 4, lane, S::mul(dmin, S::to_float(min_high)));
-        }
-    }
-}
-
-/// Implements [`Packed`]: `Name TYPE, narrow: form, raised: form, scales: |chunk, subs, lane, out| _, codes: |chunk, subs, sub, lane| _`.
-macro_rules! packed {
-    ($(#[$doc:meta])* $name:ident $ty:ident, narrow: $narrow:ty, raised: $raised:ty,
-     scales: |$c:ident, $n:ident, $l:ident, $out:ident| $scales:expr,
-     codes: |$c2:ident, $n2:ident, $s:ident, $l2:ident| $codes:expr) => {
-        $(#[$doc])*
-        pub(crate) struct $name;
-        impl Packed for $name {
-            const TYPE: WeightType = WeightType::$ty;
-            type Narrow = $narrow;
-            type Raised = $raised;
-            #[inline(always)]
-            unsafe fn scales<S: Simd>($c: *const u8, $n: usize, $l: usize, $out: &mut Scales) {
-                // SAFETY: the trait's contract; offsets are those of `quant/panel.rs`.
-                unsafe { $scales }
-            }
-            #[inline(always)]
-            unsafe fn codes<S: Simd>($c2: *const u8, $n2: usize, $s: usize, $l2: usize) -> [S::Int; GROUPS] {
-                // SAFETY: the trait's contract; offsets are those of `quant/panel.rs`.
-                unsafe { $codes }
-            }
-        }
-    };
-}
-
-packed! {
-    /// f16 scale; 4-bit codes.
-    Q4_0 Q4_0, narrow: Narrow<8, false, 8>, raised: Raised,
-    scales: |chunk, subs, lane, out| f16_scales::<S, Self>(chunk, subs, lane, out),
-    codes: |chunk, subs, sub, lane| nibbles::<S>(body_of::<Self>(chunk, subs, sub), lane)
-}
-
-packed! {
-    /// f16 scale and min; 4-bit codes.
-    Q4_1 Q4_1, narrow: NarrowMin<8>, raised: RaisedMin,
-    scales: |chunk, subs, lane, out| f16_scales::<S, Self>(chunk, subs, lane, out),
-    codes: |chunk, subs, sub, lane| nibbles::<S>(body_of::<Self>(chunk, subs, sub), lane)
-}
-
-packed! {
-    /// f16 scale; 5-bit codes.
-    Q5_0 Q5_0, narrow: Narrow<16, false, 4>, raised: Raised,
-    scales: |chunk, subs, lane, out| f16_scales::<S, Self>(chunk, subs, lane, out),
-    codes: |chunk, subs, sub, lane| five_bits::<S>(body_of::<Self>(chunk, subs, sub), lane)
-}
-
-packed! {
-    /// f16 scale and min; 5-bit codes.
-    Q5_1 Q5_1, narrow: NarrowMin<4>, raised: RaisedMin,
-    scales: |chunk, subs, lane, out| f16_scales::<S, Self>(chunk, subs, lane, out),
-    codes: |chunk, subs, sub, lane| five_bits::<S>(body_of::<Self>(chunk, subs, sub), lane)
-}
-
-packed! {
-    /// f16 scale; signed bytes.
-    Q8_0 Q8_0, narrow: Narrow<0, true, 1>, raised: Raised,
-    scales: |chunk, subs, lane, out| f16_scales::<S, Self>(chunk, subs, lane, out),
-    codes: |chunk, subs, sub, lane| {
-        let body = body_of::<Self>(chunk, subs, sub);
-        let mut codes = [S::splat8(0); GROUPS];
-        for (g, code) in codes.iter_mut().enumerate() {
-            *code = flip_signs::<S>(vector::<S>(body, g, lane));
-        }
-        codes
-    }
-}
-
-packed! {
-    /// f16 scale; 4-bit codes of a table.
-    Iq4Nl IQ4_NL, narrow: Narrow<0, true, 1>, raised: Raised,
-    scales: |chunk, subs, lane, out| f16_scales::<S, Self>(chunk, subs, lane, out),
-    codes: |chunk, subs, sub, lane| table_nibbles::<S>(&IQ4_VALUES, body_of::<Self>(chunk, subs, sub), lane)
-}
-
-packed! {
-    /// Exponent byte; 4-bit codes of a table of values up to 12.
-    Mxfp4 MXFP4, narrow: Narrow<0, true, 8>, raised: Raised,
-    scales: |chunk, subs, lane, out| {
-        for sub in 0..subs {
-            let exponent = byte::<S>(chunk, sub, lane);
-            let normal = S::shl(S::sub32(exponent, S::splat32(1)), 23);
-            let subnormal = S::select_less(exponent, 1, S::splat32(0x0020_0000), S::splat32(0x0040_0000));
-            let half_scale = S::select_less(exponent, 2, subnormal, normal);
-            out.set_scale::<S>(sub, lane, S::float_bits(half_scale));
-        }
-    },
-    codes: |chunk, subs, sub, lane| table_nibbles::<S>(&MXFP4_VALUES, body_of::<Self>(chunk, subs, sub), lane)
-}
-
-packed! {
-    /// 4-bit scales and mins of 16 columns, 2-bit codes. Head: d, dmin, 16 bytes; body: 64 bytes.
-    Q2K Q2_K, narrow: Form<true, true, 0, false, 8>, raised: Form<true, true, 0, false, 0>,
-    scales: |chunk, _subs, lane, out| {
-        let d = S::load_f16(chunk.add(2 * lane));
-        let dmin = S::mul(S::load_f16(chunk.add(2 * (PANEL_ROWS + lane))), S::splat_f32(1.0 / 128.0));
-        for i in 0..16 {
-            let both = byte::<S>(chunk.add(4 * PANEL_ROWS), i, lane);
-            out.set_scale::<S>(i, lane, S::mul(d, S::to_float(lane_bits::<S>(both, 0, 15))));
-            out.set_min::<S>(i, lane, S::mul(dmin, S::to_float(lane_bits::<S>(both, 4, 15))));
-        }
-    },
-    codes: |chunk, _subs, sub, lane| {
-        shifted::<S>(chunk.add(PANEL_ROWS * (20 + 32 * (sub / 4))), lane, 2 * (sub % 4), 3)
-    }
-}
-
-packed! {
-    /// 6-bit scales of 16 columns, 3-bit codes. Head: d, 12 bytes; body: 32 bytes of third bits, 64 bytes.
-    Q3K Q3_K, narrow: Form<true, false, 4, false, 8>, raised: Form<true, false, 128, false, 0>,
-    scales: |chunk, _subs, lane, out| {
-        let (d, bytes) = (S::load_f16(chunk.add(2 * lane)), chunk.add(2 * PANEL_ROWS));
-        for i in 0..16 {
-            let low = lane_bits::<S>(byte::<S>(bytes, i % 8, lane), 4 * (i / 8), 15);
-            let high = lane_bits::<S>(byte::<S>(bytes, 8 + i % 4, lane), 2 * (i / 4), 3);
-            out.set_scale::<S>(i, lane, six_bit_scale::<S>(d, low, high));
-        }
-    },
-    codes: |chunk, _subs, sub, lane| {
-        let high = chunk.add(PANEL_ROWS * 14);
-        let mut codes = shifted::<S>(high.add(PANEL_ROWS * (32 + 32 * (sub / 4))), lane, 2 * (sub % 4), 3);
-        add_bits::<S>(&mut codes, high, lane, sub, 2, 4);
-        codes
-    }
-}
-
-packed! {
-    /// 6-bit scales and mins, 4-bit codes. Body: 128 bytes. Where any bytes can be multiplied, codes of high nibbles
-    /// stay where they are: 16 times as large, their scales a sixteenth, which is exact.
-    Q4K Q4_K, narrow: NarrowMin<8>, raised: RaisedMin,
-    scales: |chunk, _subs, lane, out| {
-        k4_scales::<S>(chunk, lane, out, if S::ANY_BYTES { 1.0 / 16.0 } else { 1.0 })
-    },
-    codes: |chunk, _subs, sub, lane| {
-        let field = chunk.add(PANEL_ROWS * (16 + 32 * (sub / 2)));
-        if S::ANY_BYTES {
-            shifted::<S>(field, lane, 0, if sub % 2 == 0 { 15 } else { -16 })
-        } else {
-            shifted::<S>(field, lane, 4 * (sub % 2), 15)
-        }
-    }
-}
-
-packed! {
-    /// As Q4_K with fifth bits. Body: 32 bytes of them, 128 bytes.
-    Q5K Q5_K, narrow: NarrowMin<4>, raised: RaisedMin,
-    scales: |chunk, _subs, lane, out| k4_scales::<S>(chunk, lane, out, 1.0),
-    codes: |chunk, _subs, sub, lane| {
-        let high = chunk.add(PANEL_ROWS * 16);
-        let mut codes = shifted::<S>(high.add(PANEL_ROWS * (32 + 32 * (sub / 2))), lane, 4 * (sub % 2), 15);
-        add_bits::<S>(&mut codes, high, lane, sub, 4, 16);
-        codes
-    }
-}
-
-packed! {
-    /// Signed byte scales of 16 columns, 6-bit codes. Head: d, 16 bytes; body: 128 bytes, 64 bytes.
-    Q6K Q6_K, narrow: Form<true, false, 32, false, 2>, raised: Form<true, false, 128, false, 0>,
-    scales: |chunk, _subs, lane, out| {
-        let (d, bytes) = (S::load_f16(chunk.add(2 * lane)), chunk.add(2 * PANEL_ROWS + lane));
-        for i in 0..16 {
-            let scale = S::load_i8(bytes.add(PANEL_ROWS * i));
-            out.set_scale::<S>(i, lane, S::mul(d, S::to_float(scale)));
-        }
-    },
-    codes: |chunk, _subs, sub, lane| {
-        let (half, quarter) = (sub / 4, sub % 4);
-        let low = chunk.add(PANEL_ROWS * (18 + 64 * half + 32 * (quarter % 2)));
-        let high = chunk.add(PANEL_ROWS * (18 + 128 + 32 * half));
-        let mut codes = shifted::<S>(low, lane, 4 * (quarter / 2), 15);
-        add_bits::<S>(&mut codes, high, lane, 2 * quarter, 4, 48);
-        codes
-    }
-}
-
-packed! {
-    /// 6-bit scales, 4-bit codes of a table. Head: d, 2 bytes of high bits, 4 bytes of low ones; body: 128 bytes.
-    Iq4Xs IQ4_XS, narrow: Narrow<0, true, 1>, raised: Raised,
-    scales: |chunk, _subs, lane, out| {
-        let (d, bytes) = (S::load_f16(chunk.add(2 * lane)), chunk.add(2 * PANEL_ROWS));
-        for sub in 0..8 {
-            let low = lane_bits::<S>(byte::<S>(bytes, 2 + sub / 2, lane), 4 * (sub % 2), 15);
-            let high = lane_bits::<S>(byte::<S>(bytes, sub / 4, lane), 2 * (sub % 4), 3);
-            out.set_scale::<S>(sub, lane, six_bit_scale::<S>(d, low, high));
-        }
-    },
-    codes: |chunk, _subs, sub, lane| table_nibbles::<S>(&IQ4_VALUES, chunk.add(PANEL_ROWS * (8 + 16 * sub)), lane)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn check<W: Packed>(largest_code: usize) {
-        let groups = W::Narrow::WORD_GROUPS;
-        let fits = |groups: usize| 2 * 127 * largest_code * groups < 1 << 15;
-        assert!(fits(groups) && (groups == GROUPS || !fits(2 * groups)), "{}", W::TYPE);
-    }
-
-    #[test]
-    fn sums_of_words_cannot_overflow() {
-        check::<Q4_0>(15);
-        check::<Q4_1>(15);
-        check::<Q5_0>(31);
-        check::<Q5_1>(31);
-        check::<Q8_0>(128);
-        check::<Iq4Nl>(127);
-        check::<Mxfp4>(12);
-        check::<Q2K>(3);
-        check::<Q3K>(7);
-        check::<Q4K>(15);
-        check::<Q5K>(31);
-        check::<Q6K>(63);
-        check::<Iq4Xs>(127);
     }
 }

@@ -107,14 +107,14 @@ unsafe fn segment<S: Simd, N: Number, const T: usize, const P: usize>(
             }
             acts.advance(4 * PLAIN_CHAINS);
         }
-        for i in 0..cols % PLAIN_CHAINS {
-            add_column::<S, N, T, P>(&mut chains[i], column(cols / PLAIN_CHAINS * PLAIN_CHAINS + i), &acts, i);
+        for (i, chain) in chains.iter_mut().enumerate().take(cols % PLAIN_CHAINS) {
+            add_column::<S, N, T, P>(chain, column(cols / PLAIN_CHAINS * PLAIN_CHAINS + i), &acts, i);
         }
         let mut sums = [[S::zero(); T]; P];
         for (part, sums) in sums.iter_mut().enumerate() {
             for (t, sum) in sums.iter_mut().enumerate() {
-                let [a, b, c, d] = [0, 1, 2, 3].map(|i: usize| chains[i][part][t]);
-                *sum = S::add(S::add(a, b), S::add(c, d));
+                let low = S::add(chains[0][part][t], chains[1][part][t]);
+                *sum = S::add(low, S::add(chains[2][part][t], chains[3][part][t]));
             }
         }
         sums

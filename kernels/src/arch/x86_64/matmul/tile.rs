@@ -1,5 +1,6 @@
 //! Block types: the inner loop over a tile of tokens, and the two ways to walk a matrix. Next: `plain.rs`.
 
+use std::arch::asm;
 use std::ops::Range;
 
 use super::engine::Engine;
@@ -138,11 +139,12 @@ impl<const T: usize> Acts<T> {
     /// Goes on by `bytes`. Each token keeps a pointer in a register of its own: the compiler would rather add a common
     /// index to every address, and an instruction with an indexed operand takes two slots of the front end.
     #[inline(always)]
+    #[expect(clippy::pointers_in_nomem_asm_block, reason = "the block is empty: it follows no pointer")]
     pub(crate) fn advance(&mut self, bytes: usize) {
         for act in &mut self.0 {
             *act = act.wrapping_add(bytes);
             // SAFETY: no instruction; the compiler forgets how the pointer came about.
-            unsafe { std::arch::asm!("/* {0} */", inout(reg) * act, options(pure, nomem, nostack, preserves_flags)) };
+            unsafe { asm!("/* {0} */", inout(reg) * act, options(pure, nomem, nostack, preserves_flags)) };
         }
     }
 }
