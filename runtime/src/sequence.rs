@@ -1,8 +1,8 @@
 //! One sequence: the tokens that the caches hold, and how it goes back to a shorter one.
 //!
 //! Whole caches go back by moving the position. A ring still holds what was written last, so it goes back a little by
-//! the same means. Everything else goes by marks: snapshots that were taken at lengths to which a caller expects to come
-//! back, of which the last few are kept. Not here: the states themselves (`exec/states.rs`). Next: `engine.rs`.
+//! the same means. Everything else goes by marks: snapshots that were taken at lengths to which a caller expects to
+//! come back, of which the last few are kept. Not here: the states themselves (`exec/states.rs`). Next: `engine.rs`.
 
 use crate::exec::{Rewind, Ring, StateSnapshot};
 

@@ -1,8 +1,11 @@
 //! What whole-program tests share: the binaries, the real models, and small checks on what programs print.
 //! Not here: tests (`tests/*.rs`).
 
+pub mod scripted;
+
+use std::io::Write;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
 
 /// A binary of this workspace, as `cargo test --workspace` builds it beside the tests.
 ///
@@ -59,7 +62,7 @@ impl Outcome {
     }
 }
 
-/// Runs a program with a cache folder of its own and nothing on standard input.
+/// Runs a program with cache and state folders of its own and nothing on standard input.
 ///
 /// # Panics
 /// When it cannot be started.
@@ -67,10 +70,25 @@ pub fn run(program: &str, cache: &Path, arguments: &[&str]) -> Outcome {
     command(program, cache).args(arguments).output().expect("starts").into()
 }
 
-/// The same, to be given more.
+/// The same with `input` on standard input.
+///
+/// # Panics
+/// When it cannot be started.
+pub fn pipe(program: &str, cache: &Path, arguments: &[&str], input: &[u8]) -> Outcome {
+    let mut command = command(program, cache);
+    command.args(arguments).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = command.spawn().expect("starts");
+    let mut stdin = child.stdin.take().expect("piped");
+    // A program that has failed reads no further; its exit code says so.
+    let _ = stdin.write_all(input);
+    drop(stdin);
+    child.wait_with_output().expect("ends").into()
+}
+
+/// The same as [`run`], to be given more.
 pub fn command(program: &str, cache: &Path) -> Command {
     let mut command = Command::new(binary(program));
-    command.env("XDG_CACHE_HOME", cache).stdin(std::process::Stdio::null());
+    command.env("XDG_CACHE_HOME", cache).env("XDG_STATE_HOME", cache).stdin(Stdio::null());
     command
 }
 

@@ -100,7 +100,8 @@ mod tests {
 
     #[test]
     fn lengths_are_counted_from_signature_to_closing_brace() {
-        let text = "impl X {\n    pub fn a() {\n        1;\n    }\n}\nfn b() {}\nunsafe fn c()\nwhere\n{\n}\nfn d(\n    x: u8,\n);\n";
+        let bodies = "impl X {\n    pub fn a() {\n        1;\n    }\n}\nfn b() {}\nunsafe fn c()\nwhere\n{\n}\n";
+        let text = format!("{bodies}fn d(\n    x: u8,\n);\n");
         let lines: Vec<&str> = text.lines().collect();
         assert_eq!(function_lengths(&lines), [(1, 3), (6, 4)]);
     }

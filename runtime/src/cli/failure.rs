@@ -62,7 +62,7 @@ impl From<Error> for Failure {
                 Some(format!("make it again: ats-plan compile MODEL --out {}", path.display()))
             }
             Error::ForeignPlan { path, .. } => Some(format!(
-                "make one for this machine: ats-plan compile MODEL --out {}; or run it all the same with --force-device",
+                "make one for this machine: ats-plan compile MODEL --out {}; or run it with --force-device",
                 path.display()
             )),
             Error::PlanTooShort { path, needed, .. } => {

@@ -1,5 +1,6 @@
 //! Ctrl-C: while a text is generated, the first asks to stop and the second leaves at once; at any other time the first
-//! leaves. A thread waits for the signal, so nothing runs inside a signal handler. Not here: who asks (`generation.rs`).
+//! leaves. A thread waits for the signal, so nothing runs inside a signal handler. Not here: who asks
+//! (`generation.rs`).
 
 use signal_hook::consts::SIGINT;
 use signal_hook::iterator::Signals;

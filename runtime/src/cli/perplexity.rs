@@ -1,6 +1,6 @@
-//! `ats-run perplexity`: how well a model predicts a text, by the scheme of llama.cpp's tool of that name: the whole text
-//! is tokenised and cut in chunks; BOS stands in for a chunk's first token if the model adds it; of each chunk only the
-//! second half is scored (token i + 1 from position i); perplexity is exp of the mean negative log-likelihood.
+//! `ats-run perplexity`: how well a model predicts a text, by the scheme of llama.cpp's tool of that name: the whole
+//! text is tokenised and cut in chunks; BOS stands in for a chunk's first token if the model adds it; of each chunk
+//! only the second half is scored (token i + 1 from position i); perplexity is exp of the mean negative log-likelihood.
 
 use super::Failure;
 use super::common::{ModelArgs, exactness, read_text};

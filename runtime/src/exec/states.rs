@@ -329,7 +329,7 @@ mod tests {
         let table = block_table(1, 3, LIMITS);
         let slots = |len_tokens| window_slots(&table, ring, len_tokens).collect::<Vec<_>>();
         assert!(slots(0).is_empty());
-        assert_eq!(slots(30), [192..222], "the second sequence's blocks begin at slot 192");
+        assert_eq!(slots(30), Vec::from_iter(Some(192..222)), "the second sequence's blocks begin at slot 192");
         assert_eq!(slots(150), [242..256, 256..320, 320..342]);
         assert_eq!(slots(200), [292..320, 320..384, 192..200], "position 192 is in the first block again");
     }

@@ -1,5 +1,5 @@
-//! How an answer looks: reasoning and tool calls apart from the answer, dimmed on a terminal, between lines of their own
-//! elsewhere. Not here: what is reasoning (`text::channels`).
+//! How an answer looks: reasoning and tool calls apart from the answer, dimmed on a terminal, between lines of their
+//! own elsewhere. Not here: what is reasoning (`text::channels`).
 
 use crate::cli::terminal::harmless;
 use std::io::{self, IsTerminal, Write};

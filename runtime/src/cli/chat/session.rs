@@ -98,8 +98,8 @@ impl<'a> Session<'a> {
         self.engine.context_tokens()
     }
 
-    /// Answers the conversation's last message, and shows the answer while it comes. It is kept even if the user stopped
-    /// it, unless it had not begun.
+    /// Answers the conversation's last message, and shows the answer while it comes. It is kept even if the user
+    /// stopped it, unless it had not begun.
     /// Errors: the template refuses, the context is too short, the arithmetic fails, standard output is gone.
     pub fn answer(&mut self) -> Result<Outcome, Failure> {
         let prompt = self.tokens(GenerationPrompt::Add)?;
@@ -169,7 +169,8 @@ impl<'a> Session<'a> {
         let Totals { answers, generated_tokens, timing } = &self.totals;
         format!(
             "{} of {} tokens of the context in use, {} turns in the conversation\n\
-             {answers} answers: {} prompt tokens reused, {} prefilled at {:.1}/s, {generated_tokens} generated at {:.1}/s",
+             {answers} answers: {} prompt tokens reused, {} prefilled at {:.1}/s, \
+             {generated_tokens} generated at {:.1}/s",
             self.sequence.tokens.len(),
             self.context_tokens(),
             self.conversation.turns(),

@@ -35,9 +35,9 @@ pub struct GenerateArgs {
     /// Print {"ids":[…]} instead of text.
     #[arg(long, conflicts_with = "json")]
     ids: bool,
-    /// Print one JSON event a line: `prompt` with its ids, `token` with its id and what it adds to the text (which may be
-    /// nothing while a character or a stop text is incomplete), `rest` after Ctrl-C with text that was held back, and
-    /// `end` with finish (stop, length, context or interrupted), counts and speeds.
+    /// Print one JSON event a line: `prompt` with its ids, `token` with its id and what it adds to the text (nothing
+    /// while a character or a stop text is incomplete), `rest` after Ctrl-C with text that was held back, and `end`
+    /// with finish (stop, length, context or interrupted), counts and speeds.
     #[arg(long)]
     json: bool,
     /// With --json: log-probabilities of each token and of the N most likely ones.
