@@ -193,3 +193,19 @@ fn odd_file_names_work() {
         place.generate(&[]).good();
     }
 }
+
+/// R16: one NaN in a norm weight is an error that names the first bad result, never text.
+#[test]
+fn a_weight_that_is_not_a_number_is_an_error_with_its_place() {
+    let place = Place::new();
+    let at = {
+        let model = gguf::Model::open(&place.model).expect("opens");
+        model.require_tensor("blk.1.ffn_norm.weight").expect("a norm").file_offset_bytes
+    };
+    let mut bytes = std::fs::read(&place.model).expect("reads");
+    bytes[at as usize..][..4].copy_from_slice(&f32::NAN.to_le_bytes());
+    place.write("model.gguf", &bytes);
+    let outcome = place.generate(&[]);
+    outcome.fails(1, &["not finite", "blk.1.ffn_norm"]);
+    assert!(outcome.stdout.is_empty(), "{}", outcome.stdout);
+}

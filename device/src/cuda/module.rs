@@ -14,8 +14,9 @@ use crate::DeviceError;
 /// PTX text of a module by name.
 pub type ModuleSource = Arc<dyn Fn(&str) -> Option<&'static str> + Send + Sync>;
 
-/// Dynamic shared memory that a kernel gets without asking.
-const SHARED_BYTES_PLAIN: u32 = 48 << 10;
+/// Dynamic shared memory that a kernel has before it asks. The driver grants up to 48 KiB unasked, but static shared
+/// memory counts against that (`attention64`: 48 KiB and a few static bytes), so every dynamic byte is asked for.
+const SHARED_BYTES_UNASKED: u32 = 0;
 /// Room for the compiler's complaint.
 const LOG_BYTES: usize = 8 << 10;
 
@@ -127,7 +128,7 @@ impl Modules {
         let module = loaded.get_mut(launch.module).ok_or_else(|| no_kernel("the module did not load".into()))?;
         let mut kernel = match module.kernels.get(launch.kernel) {
             Some(kernel) => *kernel,
-            None => Kernel { function: find(module.module, launch)?, shared_bytes: SHARED_BYTES_PLAIN },
+            None => Kernel { function: find(module.module, launch)?, shared_bytes: SHARED_BYTES_UNASKED },
         };
         if launch.shared_bytes > kernel.shared_bytes {
             allow_shared(kernel.function, launch, self.context.model.shared_bytes_max)?;
