@@ -69,7 +69,8 @@ fn references() -> Result<()> {
             .arg("--logits")
             .arg(format!("{ats_run} logits {{model}} --tokens {{tokens}} --out {{out}} --last {{last}}{flag}"));
         command.arg("--greedy").arg(format!(
-            "{ats_run} generate {{model}} --tokens {{tokens}} --max-tokens {{n}} --greedy --ids --ignore-eos{generate_flag}"
+            "{ats_run} generate {{model}} --tokens {{tokens}} --max-tokens {{n}} \
+             --greedy --ids --ignore-eos{generate_flag}"
         ));
         process::run(command.args(extra).arg("--only").args(FAMILIES))
     };
