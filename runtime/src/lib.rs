@@ -7,6 +7,7 @@ pub mod engine;
 mod error;
 pub mod exec;
 pub mod generation;
+pub mod hybrid;
 pub mod machine;
 pub mod plans;
 pub mod sequence;
