@@ -1,7 +1,6 @@
 //! `ats-plan compile`: opens the model, lowers it, plans, writes the plan.
 
-use super::output::{Progress, print, write_whole};
-use super::{Amount, Failure, machine, parse_amount};
+use super::{Amount, parse_amount};
 use crate::compile::{HostWeights, PlanError, PlanInputs, plan_model};
 use clap::{Args, ValueEnum};
 use gguf::Model;
@@ -10,6 +9,9 @@ use plan_format::artifact::{KvType, Options, Plan};
 use plan_format::fingerprint::of_model;
 use plan_format::program::Program;
 use plan_format::{find, sections, text};
+use shared_cli::Failure;
+use shared_cli::machine::{Machine, this_machine};
+use shared_cli::output::{Progress, print, write_whole};
 use std::path::{Path, PathBuf};
 
 /// Planned context where none is asked for, if the model allows it.
@@ -72,13 +74,13 @@ pub fn run(args: &CompileArgs) -> Result<(), Failure> {
     progress.step("lowering the model");
     let program = crate::lower_model(&model).map_err(Failure::failed)?;
     progress.step("planning");
-    let (device, cpu_threads) = machine::this_machine()?;
+    let Machine { fingerprint: device, cpu_threads } = this_machine().map_err(Failure::failed)?;
     let options = options(args, &program)?;
     let host_weights = if args.exact { HostWeights::AsInFile } else { HostWeights::Packed };
     let inputs = PlanInputs { program, model: fingerprint, device, options, cpu_threads, host_weights };
     let plan = plan_model(inputs).map_err(explain)?;
     let bytes = sections::to_bytes(&plan).map_err(Failure::failed)?;
-    write_whole(&out, &bytes)?;
+    write_whole(&out, &bytes).map_err(|failure| failure.hint("choose another place with --out"))?;
     drop(progress);
     print(&summary(&plan, &out))
 }

@@ -1,9 +1,9 @@
 //! `ats-plan inspect`: prints a plan.
 
-use super::{Failure, output};
 use anyhow::Context;
 use clap::Args;
 use plan_format::text::{Detail, plan_text};
+use shared_cli::{Failure, output};
 use std::path::PathBuf;
 
 /// What to print.

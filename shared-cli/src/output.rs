@@ -1,0 +1,204 @@
+//! Output files that appear whole or not at all, texts for people and programs, and progress that is quiet when nobody
+//! watches. Not here: what is written.
+
+use crate::Failure;
+use anyhow::Context;
+use indicatif::{ProgressBar, ProgressStyle};
+use std::ffi::OsString;
+use std::fmt::Display;
+use std::fs::{File, OpenOptions};
+use std::io::{ErrorKind, IsTerminal, Write};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// Writes a file under a temporary name beside its place, makes it durable and renames it. If anything fails, nothing
+/// is left behind and a file that was there stays as it was. What is no file, such as `/dev/stdout`, is written to as
+/// it is; a link stays one.
+///
+/// # Errors
+/// The place cannot be written; the message names it.
+pub fn write_whole(path: &Path, bytes: &[u8]) -> Result<(), Failure> {
+    write_with(path, |out| out.write_all(bytes))
+}
+
+/// The same with the content written piece by piece.
+///
+/// # Errors
+/// The place cannot be written, or `write` failed; the message names the place.
+pub fn write_with(path: &Path, write: impl FnOnce(&mut dyn Write) -> std::io::Result<()>) -> Result<(), Failure> {
+    let written = match std::fs::metadata(path) {
+        Ok(found) if !found.is_file() && !found.is_dir() => {
+            OpenOptions::new().write(true).open(path).and_then(|mut device| write(&mut device))
+        }
+        Ok(_) => path.canonicalize().and_then(|target| replace(&target, write)),
+        Err(_) => replace(path, write),
+    };
+    written.map_err(|error| cannot_write(path, error))
+}
+
+/// The failure of writing to a place.
+pub fn cannot_write(path: &Path, error: std::io::Error) -> Failure {
+    // A reader that went away is told apart by its error, which must stay the cause.
+    Failure::failed(Err::<(), _>(error).with_context(|| format!("cannot write {}", path.display())).unwrap_err())
+}
+
+fn replace(path: &Path, write: impl FnOnce(&mut dyn Write) -> std::io::Result<()>) -> std::io::Result<()> {
+    if path.is_dir() {
+        return Err(ErrorKind::IsADirectory.into());
+    }
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let (temporary, mut file) = create_beside(path)?;
+    let written = write(&mut file).and_then(|()| file.sync_all());
+    drop(file);
+    let done = written.and_then(|()| std::fs::rename(&temporary, path));
+    if done.is_err() {
+        // What matters is the first error.
+        let _ = std::fs::remove_file(&temporary);
+    }
+    done.and_then(|()| File::open(folder)?.sync_all())
+}
+
+/// Names that are tried for a temporary file: others may have left some behind.
+const TEMPORARY_NAMES: u32 = 100;
+
+/// A new file `.<name>.<process>-<n>.tmp` in the same folder. Names need not be UTF-8.
+fn create_beside(path: &Path) -> std::io::Result<(PathBuf, File)> {
+    let name = path.file_name().ok_or_else(|| std::io::Error::new(ErrorKind::InvalidInput, "it is no file name"))?;
+    let mut result = Err(ErrorKind::AlreadyExists.into());
+    for number in 0..TEMPORARY_NAMES {
+        let mut temporary = OsString::from(".");
+        temporary.push(name);
+        temporary.push(format!(".{}-{number}.tmp", std::process::id()));
+        let temporary = path.with_file_name(temporary);
+        result = OpenOptions::new().write(true).create_new(true).open(&temporary).map(|file| (temporary, file));
+        if !result.as_ref().is_err_and(|error| error.kind() == ErrorKind::AlreadyExists) {
+            break;
+        }
+    }
+    result
+}
+
+/// A spinner with the current step on standard error, from the first second on, and only on a terminal.
+#[derive(Debug)]
+pub struct Progress(ProgressBar);
+
+/// How long a command may take before it shows that it works.
+const QUIET: Duration = Duration::from_millis(900);
+
+impl Progress {
+    /// Starts in silence.
+    pub fn start() -> Self {
+        if !std::io::stderr().is_terminal() {
+            return Progress(ProgressBar::hidden());
+        }
+        let bar = ProgressBar::new_spinner();
+        if let Ok(style) = ProgressStyle::with_template("{spinner} {msg} {elapsed}") {
+            bar.set_style(style);
+        }
+        // The first tick comes after that long; nothing is drawn before.
+        bar.enable_steady_tick(QUIET);
+        Progress(bar)
+    }
+
+    /// Names what happens now.
+    pub fn step(&self, what: impl Into<String>) {
+        self.0.set_message(what.into());
+    }
+}
+
+impl Drop for Progress {
+    fn drop(&mut self) {
+        self.0.finish_and_clear();
+    }
+}
+
+/// Writes a text to standard output.
+///
+/// # Errors
+/// It cannot be written.
+pub fn print(text: &str) -> Result<(), Failure> {
+    let mut out = std::io::stdout().lock();
+    let written = out.write_all(text.as_bytes()).and_then(|()| out.flush());
+    written.map_err(|error| Failure::failed(Err::<(), _>(error).context("cannot write the output").unwrap_err()))
+}
+
+/// A line for people on standard error. Nobody is told if that is gone.
+pub fn say(text: impl Display) {
+    let _ = writeln!(std::io::stderr(), "{text}");
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_appears_whole_and_replaces_the_old_one() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("модель-模型 1.atsplan");
+        for bytes in [b"first".as_slice(), b"second"] {
+            write_whole(&path, bytes).unwrap();
+            assert_eq!(std::fs::read(&path).unwrap(), bytes);
+        }
+        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1, "no temporary file is left");
+    }
+
+    #[test]
+    fn a_place_that_cannot_be_written_is_named_and_left_as_it_was() {
+        let folder = tempfile::tempdir().unwrap();
+        let as_folder = folder.path().join("plan.atsplan");
+        std::fs::create_dir(&as_folder).unwrap();
+        std::fs::write(as_folder.join("kept"), b"x").unwrap();
+        let in_file = as_folder.join("kept/plan");
+        for path in [as_folder.clone(), folder.path().join("missing/plan"), in_file, "/dev/full".into(), "..".into()] {
+            let failure = write_whole(&path, b"bytes").unwrap_err();
+            assert!(failure.text().contains(&format!("cannot write {}: ", path.display())), "{failure:?}");
+            assert_eq!(failure.code(), 1);
+        }
+        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1);
+        assert_eq!(std::fs::read(as_folder.join("kept")).unwrap(), b"x");
+    }
+
+    #[test]
+    fn a_failed_write_leaves_the_old_file() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("plan");
+        write_whole(&path, b"old").unwrap();
+        let full = |out: &mut dyn Write| out.write_all(b"ne").and(Err(ErrorKind::StorageFull.into()));
+        assert!(write_with(&path, full).unwrap_err().text().contains("no storage space"));
+        assert_eq!(std::fs::read(&path).unwrap(), b"old");
+        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn leftovers_of_others_are_no_obstacle() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("plan");
+        std::fs::write(folder.path().join(format!(".plan.{}-0.tmp", std::process::id())), b"left").unwrap();
+        write_whole(&path, b"new").unwrap();
+        assert_eq!(std::fs::read(&path).unwrap(), b"new");
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn links_stay_links_and_devices_stay_devices() {
+        let folder = tempfile::tempdir().unwrap();
+        let (link, target) = (folder.path().join("link"), folder.path().join("target"));
+        std::fs::write(&target, b"old").unwrap();
+        std::os::unix::fs::symlink(&target, &link).unwrap();
+        write_whole(&link, b"new").unwrap();
+        assert!(link.is_symlink());
+        assert_eq!(std::fs::read(&target).unwrap(), b"new");
+        write_whole(Path::new("/dev/null"), b"new").unwrap();
+        assert!(!std::fs::metadata("/dev/null").unwrap().is_file());
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn names_need_not_be_utf8() {
+        use std::os::unix::ffi::OsStrExt;
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join(std::ffi::OsStr::from_bytes(b"mod\xffel.atsplan"));
+        write_whole(&path, b"bytes").unwrap();
+        assert_eq!(std::fs::read(&path).unwrap(), b"bytes");
+    }
+}
