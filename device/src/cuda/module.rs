@@ -12,7 +12,7 @@ use super::probe::describe;
 use crate::DeviceError;
 
 /// PTX text of a module by name.
-pub type ModuleSource = Arc<dyn Fn(&str) -> Option<&'static str> + Send + Sync>;
+pub type ModuleSource = Arc<dyn Fn(&str) -> Option<String> + Send + Sync>;
 
 /// Dynamic shared memory that a kernel has before it asks. The driver grants up to 48 KiB unasked, but static shared
 /// memory counts against that (`attention64`: 48 KiB and a few static bytes), so every dynamic byte is asked for.
@@ -84,7 +84,7 @@ impl Modules {
         link(name, &ptx)
     }
 
-    fn ptx(&self, name: &str) -> Result<&'static str, DeviceError> {
+    fn ptx(&self, name: &str) -> Result<String, DeviceError> {
         (self.source)(name).ok_or_else(|| bad(name, "", "there is no PTX of that name".into()))
     }
 

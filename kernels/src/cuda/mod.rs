@@ -1,7 +1,7 @@
 //! The CUDA backend's pure half: PTX modules, weight layouts, and for every operator the launch that computes it.
 //!
-//! Kernels are `*.cu` beside this file (start with `common.cuh`); `cargo xtask ptx` makes `ptx/*.ptx`, one module per
-//! operator family and, where weights are read, per weight type and layout. The functions here only describe launches:
+//! Kernels are `*.cu` beside this file (start with `common.cuh`); `cargo xtask ptx` makes `ptx/*.ptx.gz`, one module
+//! per operator family and, where weights are read, per weight type and layout. The functions here only describe launches:
 //! which kernel of which module, on which grid, with which arguments. They touch no device. `device::cuda` loads
 //! modules and enqueues launches; `check.rs` runs the case tables over any machine that can do so.
 //! Read `launch.rs` next, then `product.rs` (matrix products), `ops.rs` (the rest).
@@ -20,13 +20,20 @@ pub mod recurrent;
 pub mod rows;
 pub mod transfer;
 
+use std::io::Read as _;
+
+use flate2::read::GzDecoder;
+
 pub use args::{BlockScale, Forms, View};
 pub use launch::{DevicePtr, Launch};
 pub use layout::{GpuLayout, GpuMatrix, repack, tile_rows};
 
-/// PTX text of a module, if there is one of that name.
-pub fn ptx(module: &str) -> Option<&'static str> {
-    ptx::PTX.binary_search_by_key(&module, |entry| entry.0).ok().map(|index| ptx::PTX[index].1)
+/// PTX text of a module, if there is one of that name; decompressed anew by each call.
+pub fn ptx(module: &str) -> Option<String> {
+    let index = ptx::PTX.binary_search_by_key(&module, |entry| entry.0).ok()?;
+    let mut text = String::new();
+    GzDecoder::new(ptx::PTX[index].1).read_to_string(&mut text).ok()?;
+    Some(text)
 }
 
 /// Names of all modules, sorted.
@@ -55,7 +62,7 @@ mod tests {
     fn every_module_has_kernels_and_is_for_the_baseline_architecture() {
         for name in modules() {
             let text = ptx(name).unwrap_or_default();
-            assert!(entries(text).count() > 0, "{name}");
+            assert!(entries(&text).count() > 0, "{name}");
             assert!(text.contains(".target sm_80"), "{name}");
         }
     }
