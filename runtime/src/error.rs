@@ -1,5 +1,6 @@
 //! Everything that can go wrong while a model runs: what, why, and what to do. Not here: exit codes (`cli`).
 
+use plan_format::fingerprint::{Misfit, ModelDifference};
 use std::path::PathBuf;
 
 /// Errors of the runtime.
@@ -71,17 +72,15 @@ pub enum Error {
         /// The plan.
         path: PathBuf,
         /// In what.
-        difference: plan_format::fingerprint::ModelDifference,
+        difference: ModelDifference,
     },
     /// A plan for another machine.
-    #[error("the plan {} was made for another machine ({planned}; here: {here})", path.display())]
+    #[error("the plan {} does not fit: {misfit}", path.display())]
     ForeignPlan {
         /// The plan.
         path: PathBuf,
-        /// Its machine.
-        planned: String,
-        /// This one.
-        here: String,
+        /// In what the machines differ.
+        misfit: Misfit,
     },
     /// A plan with too short a context.
     #[error("the plan {} has a context of {planned} tokens, {needed} are needed", path.display())]

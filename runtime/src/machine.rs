@@ -1,16 +1,13 @@
 //! This machine as plans see it, and the team that runs on it. Not here: measuring it (`ats-plan profile`).
 
 use crate::Error;
-use device::machine::MachineDescription;
 use device::team::{Team, TeamConfig};
 use device::topology::Topology;
 use plan_format::fingerprint::DeviceFingerprint;
 
 /// What a plan must be for to run here.
 pub fn fingerprint() -> Result<DeviceFingerprint, Error> {
-    let machine = MachineDescription::of_this_process()?;
-    let cpu_cores = u32::try_from(machine.cores).unwrap_or(u32::MAX);
-    Ok(DeviceFingerprint { cpu_model: machine.cpu_model, cpu_cores, gpu: None })
+    Ok(shared_cli::machine::this_machine()?.fingerprint)
 }
 
 /// A team of `threads` on this machine's cores.

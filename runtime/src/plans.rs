@@ -8,9 +8,9 @@ use crate::Error;
 use gguf::Model;
 use plan_format::artifact::{Origin, Plan};
 use plan_format::find::{self, CACHE_FOLDER, CacheName, Ceiling};
-use plan_format::fingerprint::{DeviceFingerprint, ModelFingerprint, of_model};
+use plan_format::fingerprint::{DeviceDifference, DeviceFingerprint, Misfit, ModelFingerprint, check_fit, of_model};
 use plan_format::sections;
-use std::io::Write;
+use shared_cli::output::say;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
@@ -48,29 +48,37 @@ pub enum OtherDevice {
 /// Context of a plan that is compiled unasked, if the model allows it.
 const DEFAULT_CONTEXT_TOKENS: u32 = 8192;
 
+/// What a plan must fit.
+struct Here {
+    model: ModelFingerprint,
+    device: DeviceFingerprint,
+}
+
 /// The plan for a model.
 /// Errors: a named plan that is damaged, stale, foreign or too short; `ats-plan` that fails.
 pub fn plan_for(model: &Model, request: &PlanRequest) -> Result<Plan, Error> {
-    let found = of_model(model)?;
-    let device = crate::machine::fingerprint()?;
     if request.exactness == Exactness::Exact {
         return compile_exact(model, request);
     }
+    let here = Here { model: of_model(model)?, device: crate::machine::fingerprint()? };
     if let Some(path) = &request.plan {
         let plan = read(path)?;
-        fits(path, &plan.origin, &found, &device, request.other_device)?;
+        fits(path, &plan.origin, &here, request.other_device)?;
         return long_enough(path, plan, request);
     }
-    let first_shard = model.files().first().map_or(Path::new(""), |file| file.path.as_path());
-    let beside = find::beside(first_shard);
+    let beside = find::beside(first_shard(model));
     if beside.is_file() {
         let plan = read(&beside)?;
-        fits(&beside, &plan.origin, &found, &device, request.other_device)?;
+        fits(&beside, &plan.origin, &here, request.other_device)?;
         if request.context_tokens.is_none_or(|tokens| tokens <= plan.origin.options.context_tokens) {
             return Ok(plan);
         }
     }
-    cached(model, &found, &device, request)
+    cached(model, &here, request)
+}
+
+fn first_shard(model: &Model) -> &Path {
+    model.files().first().map_or(Path::new(""), |file| file.path.as_path())
 }
 
 fn long_enough(path: &Path, plan: Plan, request: &PlanRequest) -> Result<Plan, Error> {
@@ -86,21 +94,27 @@ fn read(path: &Path) -> Result<Plan, Error> {
     sections::from_bytes(&bytes).map_err(|source| Error::PlanFile { path: path.into(), source })
 }
 
-fn fits(
-    path: &Path,
-    origin: &Origin,
-    model: &ModelFingerprint,
-    device: &DeviceFingerprint,
-    other_device: OtherDevice,
-) -> Result<(), Error> {
-    if let Some(difference) = origin.model.difference(model) {
-        return Err(Error::StalePlan { path: path.into(), difference });
-    }
-    if origin.device != *device && other_device == OtherDevice::Refuse {
-        let (planned, here) = (origin.device.cpu_model.clone(), device.cpu_model.clone());
-        return Err(Error::ForeignPlan { path: path.into(), planned, here });
+/// Whether a plan fits model and machine; what is no reason to refuse is said.
+fn fits(path: &Path, origin: &Origin, here: &Here, other_device: OtherDevice) -> Result<(), Error> {
+    for DeviceDifference { field, planned, found, .. } in differences(path, origin, here, other_device)? {
+        say(format_args!("warning: the plan {} was made with {field} {planned}; here: {found}", path.display()));
     }
     Ok(())
+}
+
+/// In what a plan differs that fits all the same.
+fn differences(
+    path: &Path,
+    origin: &Origin,
+    here: &Here,
+    other_device: OtherDevice,
+) -> Result<Vec<DeviceDifference>, Error> {
+    let fit = check_fit((&origin.model, &origin.device), (&here.model, &here.device));
+    fit.or_else(|misfit| match misfit {
+        Misfit::Model(difference) => Err(Error::StalePlan { path: path.into(), difference }),
+        Misfit::Device(differences) if other_device == OtherDevice::Accept => Ok(differences),
+        Misfit::Device(_) => Err(Error::ForeignPlan { path: path.into(), misfit }),
+    })
 }
 
 /// The user's cache: `$XDG_CACHE_HOME` or `~/.cache`, then `ats`.
@@ -110,31 +124,24 @@ fn cache_folder() -> Result<PathBuf, Error> {
     cache.map(|cache| cache.join(CACHE_FOLDER)).ok_or(Error::NoCache)
 }
 
-fn cached(
-    model: &Model,
-    found: &ModelFingerprint,
-    device: &DeviceFingerprint,
-    request: &PlanRequest,
-) -> Result<Plan, Error> {
+fn cached(model: &Model, here: &Here, request: &PlanRequest) -> Result<Plan, Error> {
     let folder = cache_folder()?;
     let longest = model_context(model)?;
     let context_tokens = request.context_tokens.unwrap_or(0).max(longest.min(DEFAULT_CONTEXT_TOKENS));
     let names = file_names(&folder);
     let names = names.iter().map(String::as_str);
-    if let Some(name) = find::best_cached(names, found, device, Ceiling::AtMost(0), context_tokens) {
+    if let Some(name) = find::best_cached(names, &here.model, &here.device, Ceiling::AtMost(0), context_tokens) {
         let path = folder.join(name);
         // A damaged or stale plan in the cache is made again below.
         if let Ok(plan) = read(&path)
-            && fits(&path, &plan.origin, found, device, OtherDevice::Refuse).is_ok()
+            && fits(&path, &plan.origin, here, OtherDevice::Refuse).is_ok()
         {
             return Ok(plan);
         }
     }
     std::fs::create_dir_all(&folder).map_err(|source| Error::Write { path: folder.clone(), source })?;
-    let path = folder.join(CacheName::new(found, device, 0, context_tokens).file_name());
-    // Nobody is told if standard error is gone.
-    let _ =
-        writeln!(std::io::stderr(), "no plan for this model and machine yet: compiling one into {}", path.display());
+    let path = folder.join(CacheName::new(&here.model, &here.device, 0, context_tokens).file_name());
+    say(format_args!("no plan for this model and machine yet: compiling one into {}", path.display()));
     compile(model, &path, &["--context".into(), context_tokens.to_string()])?;
     read(&path)
 }
@@ -164,15 +171,76 @@ fn compile_exact(model: &Model, request: &PlanRequest) -> Result<Plan, Error> {
 
 /// Runs the sibling `ats-plan compile`.
 fn compile(model: &Model, out: &Path, flags: &[String]) -> Result<(), Error> {
-    let first_shard = model.files().first().map_or(Path::new(""), |file| file.path.as_path());
     let here = std::env::current_exe().ok();
     let sibling = here.as_deref().and_then(Path::parent).map(|folder| folder.join("ats-plan"));
     let program = sibling.filter(|path| path.is_file()).unwrap_or_else(|| "ats-plan".into());
     let mut command = Command::new(&program);
-    command.arg("compile").arg(first_shard).arg("--out").arg(out).args(flags);
+    command.arg("compile").arg(first_shard(model)).arg("--out").arg(out).args(flags);
     let status = command.stdin(Stdio::null()).stdout(Stdio::null()).status();
     match status.map_err(|source| Error::StartPlanner { program: program.clone(), source })? {
         status if status.success() => Ok(()),
         _ => Err(Error::Planner { program, arguments: flags.join(" ") }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use plan_format::arena::RoundLimits;
+    use plan_format::artifact::{KvType, Options};
+    use plan_format::fingerprint::GpuFingerprint;
+
+    fn here() -> Here {
+        let gpu = ["RTX 3060", "PCIe 4.0 x16", "580.95"].map(str::to_owned);
+        let [model, link, driver] = gpu;
+        let gpu = Some(GpuFingerprint { model, memory_bytes: 6 << 30, link, driver });
+        let model = ModelFingerprint { file_sizes_bytes: vec![1], headers_hash: [0; 32], samples_hash: [0; 32] };
+        Here { model, device: DeviceFingerprint { cpu_model: "i7".into(), cpu_cores: 8, gpu } }
+    }
+
+    fn origin(change: impl FnOnce(&mut Here, &mut GpuFingerprint)) -> Origin {
+        let mut planned = here();
+        let mut gpu = planned.device.gpu.take().expect("a GPU");
+        change(&mut planned, &mut gpu);
+        planned.device.gpu = Some(gpu);
+        let options = Options {
+            vram_bytes: 0,
+            ram_bytes: None,
+            context_tokens: 64,
+            limits: RoundLimits { ubatch_tokens: 8, output_tokens: 1 },
+            prompt_tokens: 1,
+            generate_tokens: 1,
+            kv_type: KvType::F16,
+        };
+        Origin { tool_version: String::new(), options, model: planned.model, device: planned.device }
+    }
+
+    /// `words` of the refusal, or of the warning if the plan is taken.
+    #[track_caller]
+    fn check(origin: &Origin, other_device: OtherDevice, refused: bool, words: &str) {
+        let got = differences(Path::new("x.atsplan"), origin, &here(), other_device);
+        assert_eq!(got.is_err(), refused, "{got:?}");
+        let text = got.map_or_else(|error| error.to_string(), |fields| format!("{fields:?}"));
+        assert!(text.contains(words), "`{words}` is not in {text}");
+    }
+
+    #[test]
+    fn another_driver_warns_and_other_machines_are_refused_unless_they_are_forced() {
+        let same = origin(|_, _| ());
+        check(&same, OtherDevice::Refuse, false, "[]");
+        let driver = origin(|_, gpu| gpu.driver = "570.1".into());
+        check(&driver, OtherDevice::Refuse, false, "GPU driver");
+        for (other, field) in [
+            (origin(|here, _| here.device.cpu_model = "i9".into()), "CPU model is `i7`, planned for `i9`"),
+            (origin(|here, _| here.device.cpu_cores = 4), "CPU cores is `8`, planned for `4`"),
+            (origin(|_, gpu| gpu.model = "RTX 4060".into()), "GPU model"),
+            (origin(|_, gpu| gpu.memory_bytes = 8 << 30), "GPU memory"),
+            (origin(|_, gpu| gpu.link = "PCIe 3.0 x16".into()), "GPU link"),
+        ] {
+            check(&other, OtherDevice::Refuse, true, field);
+            check(&other, OtherDevice::Accept, false, field.split(" is").next().expect("a field"));
+        }
+        let stale = origin(|here, _| here.model.samples_hash = [1; 32]);
+        check(&stale, OtherDevice::Accept, true, "stale");
     }
 }

@@ -2,7 +2,6 @@
 //! watches. Not here: what is written.
 
 use crate::Failure;
-use anyhow::Context;
 use indicatif::{ProgressBar, ProgressStyle};
 use std::ffi::OsString;
 use std::fmt::Display;
@@ -11,71 +10,112 @@ use std::io::{ErrorKind, IsTerminal, Write};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// Writes a file under a temporary name beside its place, makes it durable and renames it. If anything fails, nothing
-/// is left behind and a file that was there stays as it was. What is no file, such as `/dev/stdout`, is written to as
-/// it is; a link stays one.
+/// Writes a file that appears whole or not at all; see [`NewFile`].
 ///
 /// # Errors
 /// The place cannot be written; the message names it.
 pub fn write_whole(path: &Path, bytes: &[u8]) -> Result<(), Failure> {
-    write_with(path, |out| out.write_all(bytes))
-}
-
-/// The same with the content written piece by piece.
-///
-/// # Errors
-/// The place cannot be written, or `write` failed; the message names the place.
-pub fn write_with(path: &Path, write: impl FnOnce(&mut dyn Write) -> std::io::Result<()>) -> Result<(), Failure> {
-    let written = match std::fs::metadata(path) {
-        Ok(found) if !found.is_file() && !found.is_dir() => {
-            OpenOptions::new().write(true).open(path).and_then(|mut device| write(&mut device))
-        }
-        Ok(_) => path.canonicalize().and_then(|target| replace(&target, write)),
-        Err(_) => replace(path, write),
-    };
-    written.map_err(|error| cannot_write(path, error))
+    let mut file = NewFile::create(path)?;
+    file.write_all(bytes).map_err(|error| cannot_write(path, error))?;
+    file.keep()
 }
 
 /// The failure of writing to a place.
 pub fn cannot_write(path: &Path, error: std::io::Error) -> Failure {
-    // A reader that went away is told apart by its error, which must stay the cause.
-    Failure::failed(Err::<(), _>(error).with_context(|| format!("cannot write {}", path.display())).unwrap_err())
+    Failure::failed(anyhow::Error::new(error).context(format!("cannot write {}", path.display())))
 }
 
-fn replace(path: &Path, write: impl FnOnce(&mut dyn Write) -> std::io::Result<()>) -> std::io::Result<()> {
-    if path.is_dir() {
-        return Err(ErrorKind::IsADirectory.into());
+/// A file under construction. It is written under a temporary name beside its place, and [`NewFile::keep`] makes it
+/// durable and renames it. Without that nothing is left behind, and a file that was there stays as it was. What is no
+/// file, such as `/dev/stdout`, is written to as it is; a link stays one.
+#[derive(Debug)]
+pub struct NewFile {
+    /// The place that was named.
+    named: PathBuf,
+    file: File,
+    /// Temporary name and the one that follows; none for what is no file.
+    rename: Option<(PathBuf, PathBuf)>,
+}
+
+impl NewFile {
+    /// Begins a file.
+    ///
+    /// # Errors
+    /// The place is a folder or cannot be written.
+    pub fn create(path: &Path) -> Result<Self, Failure> {
+        let begin = || match std::fs::metadata(path) {
+            Ok(found) if found.is_dir() => Err(ErrorKind::IsADirectory.into()),
+            Ok(found) if !found.is_file() => Ok((OpenOptions::new().write(true).open(path)?, None)),
+            Ok(_) => create_beside(path.canonicalize()?),
+            Err(_) => create_beside(path.into()),
+        };
+        let (file, rename) = begin().map_err(|error| cannot_write(path, error))?;
+        Ok(NewFile { named: path.into(), file, rename })
     }
-    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    let (temporary, mut file) = create_beside(path)?;
-    let written = write(&mut file).and_then(|()| file.sync_all());
-    drop(file);
-    let done = written.and_then(|()| std::fs::rename(&temporary, path));
-    if done.is_err() {
-        // What matters is the first error.
-        let _ = std::fs::remove_file(&temporary);
+
+    /// Gives the file its name.
+    ///
+    /// # Errors
+    /// The file system refuses.
+    pub fn keep(mut self) -> Result<(), Failure> {
+        let Some((temporary, path)) = self.rename.take() else { return Ok(()) };
+        let kept = self.file.sync_all().and_then(|()| std::fs::rename(&temporary, &path));
+        match kept {
+            Ok(()) => File::open(folder_of(&path)).and_then(|folder| folder.sync_all()),
+            Err(error) => {
+                remove(&temporary);
+                Err(error)
+            }
+        }
+        .map_err(|error| cannot_write(&self.named, error))
     }
-    done.and_then(|()| File::open(folder)?.sync_all())
+}
+
+impl Write for NewFile {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        self.file.write(bytes)
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        self.file.flush()
+    }
+}
+
+impl Drop for NewFile {
+    fn drop(&mut self) {
+        if let Some((temporary, _)) = &self.rename {
+            remove(temporary);
+        }
+    }
+}
+
+/// Takes a temporary file away. What matters is the error before.
+fn remove(temporary: &Path) {
+    let _ = std::fs::remove_file(temporary);
+}
+
+fn folder_of(path: &Path) -> &Path {
+    path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
 
 /// Names that are tried for a temporary file: others may have left some behind.
 const TEMPORARY_NAMES: u32 = 100;
 
-/// A new file `.<name>.<process>-<n>.tmp` in the same folder. Names need not be UTF-8.
-fn create_beside(path: &Path) -> std::io::Result<(PathBuf, File)> {
+/// A new file `.<name>.<process>-<n>.tmp` in the same folder, and both names. Names need not be UTF-8.
+fn create_beside(path: PathBuf) -> std::io::Result<(File, Option<(PathBuf, PathBuf)>)> {
     let name = path.file_name().ok_or_else(|| std::io::Error::new(ErrorKind::InvalidInput, "it is no file name"))?;
-    let mut result = Err(ErrorKind::AlreadyExists.into());
     for number in 0..TEMPORARY_NAMES {
         let mut temporary = OsString::from(".");
         temporary.push(name);
         temporary.push(format!(".{}-{number}.tmp", std::process::id()));
         let temporary = path.with_file_name(temporary);
-        result = OpenOptions::new().write(true).create_new(true).open(&temporary).map(|file| (temporary, file));
-        if !result.as_ref().is_err_and(|error| error.kind() == ErrorKind::AlreadyExists) {
-            break;
+        match OpenOptions::new().write(true).create_new(true).open(&temporary) {
+            Ok(file) => return Ok((file, Some((temporary, path)))),
+            Err(error) if error.kind() == ErrorKind::AlreadyExists => {}
+            Err(error) => return Err(error),
         }
     }
-    result
+    Err(ErrorKind::AlreadyExists.into())
 }
 
 /// A spinner with the current step on standard error, from the first second on, and only on a terminal.
@@ -119,7 +159,7 @@ impl Drop for Progress {
 pub fn print(text: &str) -> Result<(), Failure> {
     let mut out = std::io::stdout().lock();
     let written = out.write_all(text.as_bytes()).and_then(|()| out.flush());
-    written.map_err(|error| Failure::failed(Err::<(), _>(error).context("cannot write the output").unwrap_err()))
+    written.map_err(|error| Failure::failed(anyhow::Error::new(error).context("cannot write the output")))
 }
 
 /// A line for people on standard error. Nobody is told if that is gone.
@@ -159,12 +199,13 @@ mod tests {
     }
 
     #[test]
-    fn a_failed_write_leaves_the_old_file() {
+    fn a_file_that_is_not_kept_leaves_the_old_one() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("plan");
         write_whole(&path, b"old").unwrap();
-        let full = |out: &mut dyn Write| out.write_all(b"ne").and(Err(ErrorKind::StorageFull.into()));
-        assert!(write_with(&path, full).unwrap_err().text().contains("no storage space"));
+        let mut file = NewFile::create(&path).unwrap();
+        file.write_all(b"ne").unwrap();
+        drop(file);
         assert_eq!(std::fs::read(&path).unwrap(), b"old");
         assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1);
     }

@@ -5,12 +5,12 @@
 
 mod compile;
 mod inspect;
+mod machine;
 mod size;
 
 pub use size::{Amount, parse_amount};
 
 use clap::{CommandFactory, Parser, Subcommand};
-use shared_cli::Failure;
 use shared_cli::manual::{self, CompletionsArgs, ManArgs};
 use std::process::ExitCode;
 

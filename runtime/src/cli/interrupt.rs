@@ -2,14 +2,12 @@
 //! leaves. A thread waits for the signal, so nothing runs inside a signal handler. Not here: who asks
 //! (`generation.rs`).
 
+use shared_cli::failure::INTERRUPTED;
 use signal_hook::consts::SIGINT;
 use signal_hook::iterator::Signals;
 use std::io::{IsTerminal, Write};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
-
-/// What a shell reports of a program that Ctrl-C ended.
-pub const EXIT_CODE: u8 = 130;
 
 const IDLE: u8 = 0;
 const BUSY: u8 = 1;
@@ -59,5 +57,5 @@ fn leave() {
         // There is nobody left to tell if it fails.
         let _ = err.write_all(b"\x1b[0m\n");
     }
-    signal_hook::low_level::exit(i32::from(EXIT_CODE));
+    signal_hook::low_level::exit(i32::from(INTERRUPTED));
 }

@@ -5,9 +5,9 @@ use super::{Failure, npy};
 use crate::Error;
 use crate::engine::{Sequence, Wanted};
 use clap::Args;
-use std::fs::File;
-use std::io::{BufWriter, Write};
-use std::path::{Path, PathBuf};
+use shared_cli::output::{NewFile, cannot_write};
+use std::io::{BufWriter, IntoInnerError, Write};
+use std::path::PathBuf;
 
 /// Which logits.
 #[derive(Debug, Args)]
@@ -39,9 +39,8 @@ pub fn run(args: &LogitsArgs) -> Result<(), Failure> {
     }
     let mut engine = args.model.open(Some(ids.len()), exactness(args.exact))?;
     let wanted = args.last.unwrap_or(ids.len()).min(ids.len());
-    let file = File::create(&args.out).map_err(|source| cannot_write(&args.out, source))?;
-    let mut out = BufWriter::new(file);
-    npy::write_header(&mut out, wanted, engine.vocab())?;
+    let mut out = BufWriter::new(NewFile::create(&args.out)?);
+    npy::write_header(&mut out, wanted, engine.vocab()).map_err(|error| cannot_write(&args.out, error))?;
     let mut sequence = Sequence::default();
     let mut written = Ok(());
     let mut write_row = |index: usize, row: &[f32]| {
@@ -56,9 +55,6 @@ pub fn run(args: &LogitsArgs) -> Result<(), Failure> {
     } else {
         engine.feed(&mut sequence, &ids, Wanted::LastTokens(wanted), &mut write_row)?;
     }
-    written.and_then(|()| out.flush()).map_err(|source| cannot_write(&args.out, source))
-}
-
-fn cannot_write(path: &Path, source: std::io::Error) -> Failure {
-    Error::Write { path: path.into(), source }.into()
+    let whole = written.and_then(|()| out.into_inner().map_err(IntoInnerError::into_error));
+    whole.map_err(|error| cannot_write(&args.out, error))?.keep()
 }

@@ -16,10 +16,11 @@ mod terminal;
 mod tokenize;
 mod verify;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand};
+use shared_cli::manual::{self, CompletionsArgs, ManArgs};
 use std::process::ExitCode;
 
-pub use failure::Failure;
+use shared_cli::Failure;
 
 /// Runs language models on CPU and GPU at once, by a plan that `ats-plan` made.
 #[derive(Debug, Parser)]
@@ -68,6 +69,10 @@ pub enum Command {
     Tokenize(tokenize::TokenizeArgs),
     /// Measure how well the model predicts a text.
     Perplexity(perplexity::PerplexityArgs),
+    /// Print completions for a shell.
+    Completions(CompletionsArgs),
+    /// Write the man pages.
+    Man(ManArgs),
 }
 
 /// Runs what was typed; the program's exit code.
@@ -81,6 +86,8 @@ pub fn main() -> ExitCode {
         Command::Logits(args) => logits::run(&args),
         Command::Tokenize(args) => tokenize::run(&args),
         Command::Perplexity(args) => perplexity::run(&args),
+        Command::Completions(args) => manual::completions(&args, Args::command()),
+        Command::Man(args) => manual::man(&args, Args::command()),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

@@ -40,11 +40,6 @@ impl Progress {
     }
 }
 
-/// A line for people on standard error. Nobody is told if that is gone.
-pub fn say(text: impl std::fmt::Display) {
-    let _ = writeln!(std::io::stderr(), "{text}");
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;

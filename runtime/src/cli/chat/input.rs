@@ -2,7 +2,6 @@
 //! Not here: what it means (`command.rs`).
 
 use super::command::{self, Typed};
-use crate::cli::{Failure, terminal};
 use rustyline::completion::Completer;
 use rustyline::error::ReadlineError;
 use rustyline::highlight::Highlighter;
@@ -10,6 +9,8 @@ use rustyline::hint::Hinter;
 use rustyline::history::FileHistory;
 use rustyline::validate::{ValidationContext, ValidationResult, Validator};
 use rustyline::{Behavior, Config, Editor, Helper};
+use shared_cli::Failure;
+use shared_cli::output::say;
 use std::io::{BufRead, IsTerminal};
 use std::path::{Path, PathBuf};
 
@@ -97,7 +98,7 @@ fn next_edited(editor: &mut Editor<Lines, FileHistory>, history: Option<&Path>) 
     if typed != Typed::Nothing {
         editor.add_history_entry(&text).map_err(Failure::failed)?;
         if let Some(Err(error)) = history.map(|path| editor.append_history(path)) {
-            terminal::say(format_args!("the history cannot be kept: {error}"));
+            say(format_args!("the history cannot be kept: {error}"));
         }
     }
     Ok(Event::Typed(typed))
@@ -136,7 +137,7 @@ fn prepare(path: &Path, editor: &mut Editor<Lines, FileHistory>) -> bool {
         false => Ok(()),
     });
     if let Err(error) = &loaded {
-        terminal::say(format_args!("no history is kept: {}: {error}", path.display()));
+        say(format_args!("no history is kept: {}: {error}", path.display()));
     }
     loaded.is_ok()
 }

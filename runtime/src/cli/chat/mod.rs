@@ -10,9 +10,7 @@ mod session;
 use super::common::{ModelArgs, exactness};
 use super::interrupt::Interrupt;
 use super::sampling::Sampling;
-use super::terminal::say;
 use super::{Failure, common};
-use crate::Error;
 use clap::Args;
 use command::{Command, Typed};
 use conversation::Conversation;
@@ -20,7 +18,8 @@ use input::{Event, Input};
 use screen::Reasoning;
 use serde_json::Value;
 use session::Session;
-use std::io::{IsTerminal, Write};
+use shared_cli::output::{say, write_whole};
+use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
 use text::Finish;
 
@@ -163,7 +162,7 @@ fn obey(session: &mut Session, command: Command) -> Result<(), Failure> {
         Command::System(Some(text)) => session.conversation.set_system(text),
         Command::System(None) => say(session.conversation.system().unwrap_or("there is no system prompt")),
         Command::Save(path) => {
-            save(&session.conversation, &home(&path))?;
+            write_whole(&home(&path), session.conversation.to_json().as_bytes())?;
             say(format_args!("{} saved to {}", turns(&session.conversation), path.display()));
         }
         Command::Load(path) => {
@@ -181,20 +180,6 @@ fn turns(conversation: &Conversation) -> String {
         1 => "1 turn".into(),
         count => format!("{count} turns"),
     }
-}
-
-/// Writes a whole file or none: what was there before is kept until the new one is complete.
-fn save(conversation: &Conversation, path: &Path) -> Result<(), Failure> {
-    let mut name = path.file_name().unwrap_or_default().to_owned();
-    name.push(".part");
-    let part = path.with_file_name(name);
-    let write = || {
-        let mut file = std::fs::File::create(&part)?;
-        file.write_all(conversation.to_json().as_bytes())?;
-        file.sync_all()?;
-        std::fs::rename(&part, path)
-    };
-    write().map_err(|source| Error::Write { path: path.into(), source }.into())
 }
 
 fn load(path: &Path) -> Result<Conversation, Failure> {

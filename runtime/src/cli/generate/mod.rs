@@ -7,13 +7,14 @@ mod printer;
 use super::common::{ModelArgs, exactness};
 use super::interrupt::Interrupt;
 use super::sampling::Sampling;
-use super::{Failure, terminal};
+use super::Failure;
 use crate::engine::Sequence;
 use crate::generation::{Outcome, Request, Reuse, generate};
 use clap::Args;
 use clap::builder::NonEmptyStringValueParser;
 use input::Input;
 use printer::{Form, Printer};
+use shared_cli::output::say;
 use text::{ChannelFormat, EndTokens, Finish, StreamOptions};
 
 /// What to generate, and how.
@@ -87,7 +88,7 @@ pub fn run(args: &GenerateArgs) -> Result<(), Failure> {
     printer.end(&outcome)?;
     let is_interrupted = outcome.finish == Finish::Cancelled;
     if args.stats || is_interrupted {
-        terminal::say(speed(&outcome));
+        say(speed(&outcome));
     }
     if is_interrupted { Err(Failure::interrupted()) } else { Ok(()) }
 }
