@@ -214,7 +214,28 @@ pub fn check_fit(
     if refused.is_empty() { Ok(warned) } else { Err(Misfit::Device(refused)) }
 }
 
+/// What the names of simulated machines begin with, as people type them: `sim:rtx3060-laptop`.
+pub const SIMULATED: &str = "sim:";
+
 impl DeviceFingerprint {
+    /// The fingerprint of the simulated machine of a device profile, by the profile's name. A plan of a profile that
+    /// nobody measured is for that one: no real machine has such names. `gpu_memory_bytes` is `None` without a GPU.
+    pub fn simulated(profile: &str, cpu_model: &str, cpu_cores: u32, gpu_memory_bytes: Option<u64>) -> Self {
+        let simulated = |memory_bytes| GpuFingerprint {
+            model: format!("{SIMULATED}{profile}"),
+            memory_bytes,
+            link: "simulated".to_owned(),
+            driver: "simulated".to_owned(),
+        };
+        let cpu_model = format!("{SIMULATED}{profile} {cpu_model}");
+        DeviceFingerprint { cpu_model, cpu_cores, gpu: gpu_memory_bytes.map(simulated) }
+    }
+
+    /// Name of the profile whose simulated machine this is; `None` for a real machine.
+    pub fn simulated_profile(&self) -> Option<&str> {
+        self.cpu_model.strip_prefix(SIMULATED)?.split(' ').next()
+    }
+
     /// Every field in which the machine found differs. A plan that uses no GPU does not care which one there is.
     pub fn differences(&self, found: &DeviceFingerprint) -> Vec<DeviceDifference> {
         let mut list = Vec::new();
@@ -350,6 +371,20 @@ mod tests {
         assert_eq!(check(1, &other_gpu), Err(Misfit::Model(ModelDifference::Weights)));
         let text = check(0, &other_gpu).unwrap_err().to_string();
         assert!(text.contains("GPU model is `RTX 4060`, planned for `NVIDIA GeForce RTX 3060 Laptop GPU`"), "{text}");
+    }
+
+    #[test]
+    fn simulated_machines_are_told_from_real_ones_and_from_each_other() {
+        let machine = |name, memory| DeviceFingerprint::simulated(name, "Intel i7", 8, memory);
+        let (laptop_sim, cpu_only) = (machine("rtx3060-laptop", Some(6 << 30)), machine("cpu-laptop", None));
+        assert_eq!(laptop_sim.simulated_profile(), Some("rtx3060-laptop"));
+        assert_eq!(laptop_sim.gpu.as_ref().map(|gpu| gpu.model.as_str()), Some("sim:rtx3060-laptop"));
+        assert_eq!(cpu_only.simulated_profile(), Some("cpu-laptop"));
+        assert_eq!(laptop().simulated_profile(), None);
+        let real = DeviceFingerprint { cpu_model: "Intel i7".to_owned(), ..cpu_only.clone() };
+        for other in [real, laptop_sim] {
+            assert!(cpu_only.differences(&other).iter().any(|d| d.weight == DifferenceWeight::Refuse));
+        }
     }
 
     #[test]

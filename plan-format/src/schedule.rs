@@ -50,6 +50,28 @@ pub struct Slots {
     pub slots: Vec<Slot>,
 }
 
+/// Largest piece in which streamed weights arrive.
+pub const STAGING_BYTES: u64 = 8 << 20;
+
+impl Slots {
+    /// End of the last slot.
+    pub fn end_bytes(&self) -> u64 {
+        self.slots.iter().map(|slot| slot.offset_bytes.saturating_add(slot.size_bytes)).max().unwrap_or(0)
+    }
+
+    /// Where streamed weights arrive in pieces, in the CPU's order of bytes, before they are unpacked into their slot:
+    /// behind the slots, as large as the largest slot but at most [`STAGING_BYTES`]. `None` without slots.
+    pub fn staging(&self) -> Option<Slot> {
+        let largest = self.slots.iter().map(|slot| slot.size_bytes).max()?;
+        Some(Slot { offset_bytes: self.end_bytes(), size_bytes: largest.min(STAGING_BYTES) })
+    }
+
+    /// All temporary GPU memory: slots and staging.
+    pub fn total_bytes(&self) -> u64 {
+        self.end_bytes().saturating_add(self.staging().map_or(0, |staging| staging.size_bytes))
+    }
+}
+
 /// A range of the GPU's temporary region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Slot {

@@ -1,15 +1,24 @@
 //! From a lowered program to a plan. Pure: the same inputs give the same bytes. [`plan_model`] is the one seam between
 //! the command line and everything that decides.
 //!
-//! A machine without a GPU leaves nothing to decide but the memory order of the weights: all items are on the host,
-//! each phase has one schedule. Next: `plan_format::artifact` for what a plan holds.
+//! With a device profile `regime::solve_plan` decides placement, slots, schedules and the regime map. Without one, or
+//! for the exact kernels (whose times no profile has), all items are on the host and each phase has one schedule.
+//! `compile/layouts.rs` says in which order of bytes weights lie. Next: `regime/assemble.rs`, or
+//! `plan_format::artifact` for what a plan holds.
 
+mod layouts;
+
+use crate::cost::Demand;
+use crate::place::memory::Budget;
+use crate::profile::{Profile, ProfileKind};
+use crate::regime::{Grid, Parts, SolveError, Solved, solve_plan};
+use layouts::layouts;
 use plan_format::arena::Arena;
 use plan_format::artifact::{KvType, MemoryUse, Options, Origin, Plan, Region, Report};
 use plan_format::costs::CostModel;
 use plan_format::fingerprint::{DeviceFingerprint, ModelFingerprint};
-use plan_format::program::{Item, ItemKind, Program, WeightRole};
-use plan_format::schedule::{Home, HostMemory, Layout, Phase, Placement, RegimeMap, Schedule, Slots};
+use plan_format::program::{Item, ItemKind, Program};
+use plan_format::schedule::{Home, HostMemory, Phase, Placement, RegimeMap, Schedule, Slots};
 use plan_format::sizes::CacheSpan;
 use plan_format::{ScheduleId, StateId};
 
@@ -22,12 +31,31 @@ pub struct PlanInputs {
     pub model: ModelFingerprint,
     /// The machine's.
     pub device: DeviceFingerprint,
-    /// Options, defaults resolved.
+    /// Options, defaults resolved. Where the planner chooses the largest round, it replaces `limits`.
     pub options: Options,
-    /// Threads of the CPU team.
-    pub cpu_threads: u16,
-    /// How the CPU reads matrices.
-    pub host_weights: HostWeights,
+    /// Who decides.
+    pub deciding: Deciding,
+}
+
+/// Who decides, from what.
+#[derive(Clone, Debug)]
+pub enum Deciding {
+    /// The planner, from a device profile.
+    Profile {
+        /// The machine.
+        profile: Box<Profile>,
+        /// Ubatches to choose from, ascending; those above the context are left out.
+        ubatch_tokens: Vec<u32>,
+        /// Loads to be ready for.
+        grid: Grid,
+    },
+    /// Nobody: everything on the CPU, one schedule per phase, rounds as `limits` has them.
+    Nothing {
+        /// Threads of the CPU team.
+        cpu_threads: u16,
+        /// How the CPU reads matrices.
+        host_weights: HostWeights,
+    },
 }
 
 /// How the CPU reads matrices.
@@ -39,8 +67,28 @@ pub enum HostWeights {
     AsInFile,
 }
 
+/// A plan, and what led to it.
+#[derive(Clone, Debug)]
+pub struct Planned {
+    /// The plan.
+    pub plan: Plan,
+    /// `None` where nothing was decided.
+    pub reasons: Option<Reasons>,
+}
+
+/// What led to a plan: for summaries, explanations and simulations.
+#[derive(Clone, Debug)]
+pub struct Reasons {
+    /// The machine, as it was planned for.
+    pub profile: Profile,
+    /// The ceilings.
+    pub budget: Budget,
+    /// The priced program, the decision and its table.
+    pub solved: Solved,
+}
+
 /// Why no plan could be made.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum PlanError {
     /// Longer than the model was made for.
     #[error("a context of {asked} tokens was asked for, the model was made for {most}")]
@@ -56,6 +104,9 @@ pub enum PlanError {
         /// The machine.
         device: String,
     },
+    /// The profile lacks a time, or the ceiling is too small.
+    #[error(transparent)]
+    Solve(#[from] SolveError),
     /// The plan breaks an invariant.
     #[error("planning made a wrong plan, please report this: {0}")]
     Plan(#[from] plan_format::Error),
@@ -64,9 +115,9 @@ pub enum PlanError {
 /// The plan for a model on a machine.
 ///
 /// # Errors
-/// Options that contradict the model or the machine.
-pub fn plan_model(inputs: PlanInputs) -> Result<Plan, PlanError> {
-    let PlanInputs { program, model, device, options, cpu_threads, host_weights } = inputs;
+/// Options that contradict the model or the machine, a ceiling that is too small, times that the profile lacks.
+pub fn plan_model(inputs: PlanInputs) -> Result<Planned, PlanError> {
+    let PlanInputs { program, model, mut device, mut options, deciding } = inputs;
     let most = program.context_tokens;
     if options.context_tokens > most {
         return Err(PlanError::Context { asked: options.context_tokens, most });
@@ -74,26 +125,92 @@ pub fn plan_model(inputs: PlanInputs) -> Result<Plan, PlanError> {
     if options.vram_bytes > 0 && device.gpu.is_none() {
         return Err(PlanError::NoGpu { device: device.cpu_model });
     }
-    let arena = Arena::new(&program, options.limits);
-    let placement = Placement { homes: program.items.iter().map(|item| host_home(item, host_weights)).collect() };
-    let layouts = program.weights.iter().map(|w| vec![layout(w.role, host_weights); w.parts.len()]).collect();
-    let (schedules, regimes) = one_schedule_per_phase(&options, cpu_threads);
-    let memory = host_memory(&program, &placement, &options, &arena);
+    if options.vram_bytes == 0 {
+        // A plan that uses no GPU runs beside any.
+        device.gpu = None;
+    }
+    let (parts, reasons) = match deciding {
+        Deciding::Profile { profile, ubatch_tokens, grid } => {
+            let reasons = solve(&program, *profile, &options, ubatch_tokens, &grid)?;
+            (reasons.solved.parts.clone(), Some(reasons))
+        }
+        Deciding::Nothing { cpu_threads, host_weights } => {
+            (undecided(&program, &options, cpu_threads, host_weights), None)
+        }
+    };
+    options.limits = parts.limits;
     let plan = Plan {
         origin: Origin { tool_version: env!("CARGO_PKG_VERSION").to_owned(), options, model, device },
+        arena: Arena::new(&program, parts.limits),
+        layouts: layouts(&program, &parts.placement),
         program,
-        arena,
+        placement: parts.placement,
+        slots: parts.slots,
+        schedules: parts.schedules,
+        regimes: parts.regimes,
+        costs: parts.costs,
+        report: parts.report,
+        code: Vec::new(),
+    };
+    plan_format::verify::verify_plan(&plan)?;
+    Ok(Planned { plan, reasons })
+}
+
+fn solve(
+    program: &Program,
+    profile: Profile,
+    options: &Options,
+    ubatch_tokens: Vec<u32>,
+    grid: &Grid,
+) -> Result<Reasons, PlanError> {
+    let profile = with_simulated_context(profile, options.vram_bytes);
+    let demand = Demand {
+        context_tokens: options.context_tokens,
+        kv_type: options.kv_type,
+        prompt_tokens: options.prompt_tokens,
+        generate_tokens: options.generate_tokens,
+        ubatch_tokens,
+    };
+    let budget = budget(&profile, options);
+    let cpu_grid = Grid::cpu_only();
+    let grid = if options.vram_bytes > 0 { grid } else { &cpu_grid };
+    let solved = solve_plan(program, &profile, &demand, budget, grid)?;
+    Ok(Reasons { profile, budget, solved })
+}
+
+/// Ceilings of options on a machine.
+pub fn budget(profile: &Profile, options: &Options) -> Budget {
+    let ram_bytes = options.ram_bytes.unwrap_or(profile.memory.available_mib << 20);
+    let pinned_bytes = (profile.memory.pinned_limit_mib << 20).min(ram_bytes);
+    Budget { vram_bytes: options.vram_bytes, ram_bytes, pinned_bytes }
+}
+
+/// A profile that nobody measured is a simulated machine, whose GPU has no driver. Its context and kernels count as
+/// stated, so that its plans are those of the machine that it stands for; but a ceiling that they would exceed is meant
+/// for a small model on the simulation alone, and there they take nothing.
+fn with_simulated_context(mut profile: Profile, vram_bytes: u64) -> Profile {
+    if let Some(gpu) = profile.gpu.as_mut().filter(|_| profile.provenance.kind == ProfileKind::Synthetic)
+        && vram_bytes <= (gpu.context_mib + gpu.kernels_mib) << 20
+    {
+        (gpu.context_mib, gpu.kernels_mib) = (0, 0);
+    }
+    profile
+}
+
+/// Everything on the CPU, without expectations.
+fn undecided(program: &Program, options: &Options, cpu_threads: u16, host_weights: HostWeights) -> Parts {
+    let placement = Placement { homes: program.items.iter().map(|item| host_home(item, host_weights)).collect() };
+    let (schedules, regimes) = one_schedule_per_phase(options, cpu_threads);
+    let memory = host_memory(program, &placement, options);
+    Parts {
+        limits: options.limits,
         placement,
-        layouts,
         slots: Slots::default(),
         schedules,
         regimes,
         costs: CostModel::default(),
         report: Report { memory, predictions: Vec::new(), optimality: None },
-        code: Vec::new(),
-    };
-    plan_format::verify::verify_plan(&plan)?;
-    Ok(plan)
+    }
 }
 
 /// An embedding table that nothing multiplies with is read row by row from the file, and so is everything that must
@@ -104,17 +221,7 @@ fn host_home(item: &Item, host_weights: HostWeights) -> Home {
     Home::Host(if in_file { HostMemory::Mapped } else { HostMemory::Pageable })
 }
 
-fn layout(role: WeightRole, host_weights: HostWeights) -> Layout {
-    match role {
-        WeightRole::Small | WeightRole::EmbeddingRows => Layout::Gguf,
-        WeightRole::TiedHead | WeightRole::Matrix | WeightRole::Experts | WeightRole::Heads => match host_weights {
-            HostWeights::Packed => Layout::CpuPanel16,
-            HostWeights::AsInFile => Layout::Gguf,
-        },
-    }
-}
-
-/// Decode and prefill, whatever the load: with one processor there is nothing to switch to.
+/// Decode and prefill, whatever the load: without expectations there is nothing to choose by.
 fn one_schedule_per_phase(options: &Options, cpu_threads: u16) -> (Vec<Schedule>, RegimeMap) {
     let phases = vec![Phase::Decode, Phase::Prefill { ubatch_tokens: options.limits.ubatch_tokens }];
     let schedule = |&phase| Schedule { phase, cpu_threads, promotions: Vec::new(), predicted_us: 0.0 };
@@ -131,7 +238,7 @@ fn one_schedule_per_phase(options: &Options, cpu_threads: u16) -> (Vec<Schedule>
     (schedules, regimes)
 }
 
-fn host_memory(program: &Program, placement: &Placement, options: &Options, arena: &Arena) -> Vec<MemoryUse> {
+fn host_memory(program: &Program, placement: &Placement, options: &Options) -> Vec<MemoryUse> {
     let weights = |memory| {
         let items = program.items.iter().zip(&placement.homes).filter(|(_, home)| **home == Home::Host(memory));
         items.map(|(item, _)| program.item_weight_bytes(item)).sum::<u64>()
@@ -142,7 +249,7 @@ fn host_memory(program: &Program, placement: &Placement, options: &Options, aren
         (Region::HostPageable, weights(HostMemory::Pageable) + small),
         (Region::HostMapped, weights(HostMemory::Mapped)),
         (Region::HostStates, states),
-        (Region::HostArena, arena.size_bytes),
+        (Region::HostArena, Arena::new(program, options.limits).size_bytes),
     ]
     .map(|(region, bytes)| MemoryUse { region, bytes })
     .into()

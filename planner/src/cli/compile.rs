@@ -1,12 +1,16 @@
 //! `ats-plan compile`: opens the model, lowers it, plans, writes the plan.
 
-use super::{Amount, parse_amount};
-use crate::compile::{HostWeights, PlanError, PlanInputs, plan_model};
+use super::{Amount, machine, parse_amount};
+use crate::compile::{Deciding, HostWeights, PlanError, PlanInputs, Planned, Reasons, plan_model};
+use crate::place;
+use crate::place::search::{Query, SearchError};
+use crate::profile::Gpu;
+use crate::regime::{Grid, SolveError};
 use clap::{Args, ValueEnum};
 use gguf::Model;
 use plan_format::arena::RoundLimits;
-use plan_format::artifact::{KvType, Options, Plan};
-use plan_format::fingerprint::of_model;
+use plan_format::artifact::{KvType, Options};
+use plan_format::fingerprint::{ModelFingerprint, of_model};
 use plan_format::program::Program;
 use plan_format::{find, sections, text};
 use shared_cli::Failure;
@@ -18,6 +22,11 @@ use std::path::{Path, PathBuf};
 const DEFAULT_CONTEXT_TOKENS: u32 = 8192;
 /// Tokens of a prefill round where nothing is searched.
 const DEFAULT_UBATCH_TOKENS: u32 = 512;
+/// Rounds that the planner chooses from. The first two are for ceilings that hold no larger round's activations, and
+/// for the ends of prompts.
+const UBATCH_TOKENS: [u32; 7] = [16, 64, 256, 512, 1024, 2048, 4096];
+/// What is left free of GPU memory unless `--vram` says otherwise.
+const VRAM_HEADROOM_BYTES: u64 = 256 << 20;
 /// Logits of a round: one for generation, a few for speculation.
 const DEFAULT_OUTPUT_TOKENS: u32 = 8;
 
@@ -50,8 +59,11 @@ pub struct CompileArgs {
     /// Type of the caches of keys and values.
     #[arg(long, value_enum, default_value = "f16")]
     pub kv_type: KvTypeArg,
+    /// Plan for another machine: a device profile's file, or sim:NAME for a simulated one.
+    #[arg(long, value_name = "FILE")]
+    pub device: Option<String>,
     /// Plan for the exact kernels: all on the CPU, weights as in the file, F32 caches.
-    #[arg(long, conflicts_with_all = ["vram", "kv_type"])]
+    #[arg(long, conflicts_with_all = ["vram", "kv_type", "device"])]
     pub exact: bool,
 }
 
@@ -74,15 +86,12 @@ pub fn run(args: &CompileArgs) -> Result<(), Failure> {
     progress.step("lowering the model");
     let program = crate::lower_model(&model).map_err(Failure::failed)?;
     progress.step("planning");
-    let Machine { fingerprint: device, cpu_threads } = this_machine().map_err(Failure::failed)?;
-    let options = options(args, &program)?;
-    let host_weights = if args.exact { HostWeights::AsInFile } else { HostWeights::Packed };
-    let inputs = PlanInputs { program, model: fingerprint, device, options, cpu_threads, host_weights };
-    let plan = plan_model(inputs).map_err(explain)?;
-    let bytes = sections::to_bytes(&plan).map_err(Failure::failed)?;
-    write_whole(&out, &bytes).map_err(|failure| failure.hint("choose another place with --out"))?;
+    let inputs = inputs(args, program, fingerprint)?;
+    let planned = plan_model(inputs).map_err(explain)?;
+    let bytes = sections::to_bytes(&planned.plan).map_err(Failure::failed)?;
+    write_whole(&out, &bytes)?;
     drop(progress);
-    print(&summary(&plan, &out))
+    print(&summary(&planned, &out))
 }
 
 /// `--out`, else beside the model's first shard.
@@ -91,7 +100,32 @@ fn out_path(args: &CompileArgs, model: &Model) -> PathBuf {
     args.out.clone().unwrap_or_else(|| find::beside(first_shard))
 }
 
-fn options(args: &CompileArgs, program: &Program) -> Result<Options, Failure> {
+fn inputs(args: &CompileArgs, program: Program, model: ModelFingerprint) -> Result<PlanInputs, Failure> {
+    let Some(name) = &args.device else {
+        let Machine { fingerprint: device, cpu_threads } = this_machine().map_err(Failure::failed)?;
+        let options = options(args, &program, None)?;
+        let host_weights = if args.exact { HostWeights::AsInFile } else { HostWeights::Packed };
+        let deciding = Deciding::Nothing { cpu_threads, host_weights };
+        return Ok(PlanInputs { program, model, device, options, deciding });
+    };
+    let profile = Box::new(machine::named_profile(name)?);
+    let options = options(args, &program, profile.gpu.as_ref())?;
+    let ubatch_tokens = ubatches(args, options.context_tokens);
+    let device = machine::fingerprint(&profile);
+    let deciding = Deciding::Profile { profile, ubatch_tokens, grid: Grid::full() };
+    Ok(PlanInputs { program, model, device, options, deciding })
+}
+
+/// Ubatches to choose from: the one asked for, else the usual ones that the context holds, else all of it.
+fn ubatches(args: &CompileArgs, context_tokens: u32) -> Vec<u32> {
+    if let Some(ubatch) = args.ubatch {
+        return vec![ubatch.min(context_tokens)];
+    }
+    let fitting: Vec<u32> = UBATCH_TOKENS.into_iter().filter(|&tokens| tokens <= context_tokens).collect();
+    if fitting.is_empty() { vec![context_tokens] } else { fitting }
+}
+
+fn options(args: &CompileArgs, program: &Program, gpu: Option<&Gpu>) -> Result<Options, Failure> {
     let context_tokens = args.context.unwrap_or(program.context_tokens.min(DEFAULT_CONTEXT_TOKENS));
     let ubatch_tokens = args.ubatch.unwrap_or(DEFAULT_UBATCH_TOKENS).min(context_tokens);
     let output_tokens = args.outputs.unwrap_or(DEFAULT_OUTPUT_TOKENS).min(ubatch_tokens);
@@ -100,7 +134,7 @@ fn options(args: &CompileArgs, program: &Program) -> Result<Options, Failure> {
         (false, KvTypeArg::F16) => KvType::F16,
     };
     Ok(Options {
-        vram_bytes: args.vram.map_or(Ok(0), |amount| known_amount("--vram", amount))?,
+        vram_bytes: vram_bytes(args, gpu)?,
         ram_bytes: None,
         context_tokens,
         limits: RoundLimits { ubatch_tokens, output_tokens },
@@ -110,13 +144,17 @@ fn options(args: &CompileArgs, program: &Program) -> Result<Options, Failure> {
     })
 }
 
-fn known_amount(flag: &str, amount: Amount) -> Result<u64, Failure> {
-    match amount {
-        Amount::Bytes(bytes) => Ok(bytes),
-        Amount::PercentOfFree(percent) => {
-            let error = anyhow::anyhow!("{flag} {percent}%: how much is free there cannot be told on this machine");
-            Err(Failure::usage(error).hint(format!("give {flag} a size, such as 6G")))
+/// The ceiling: as asked, by default what is free of the GPU less headroom.
+fn vram_bytes(args: &CompileArgs, gpu: Option<&Gpu>) -> Result<u64, Failure> {
+    let free_bytes = gpu.map(|gpu| gpu.free_mib << 20);
+    match (args.vram, free_bytes) {
+        (Some(Amount::Bytes(bytes)), _) => Ok(bytes),
+        (Some(Amount::PercentOfFree(percent)), Some(free_bytes)) => Ok(free_bytes / 100 * u64::from(percent)),
+        (Some(Amount::PercentOfFree(percent)), None) => {
+            let error = anyhow::anyhow!("--vram {percent}%: no GPU is known of which that is a share");
+            Err(Failure::usage(error).hint("leave out --vram, or give --vram 0"))
         }
+        (None, free_bytes) => Ok(free_bytes.map_or(0, |free_bytes| free_bytes.saturating_sub(VRAM_HEADROOM_BYTES))),
     }
 }
 
@@ -127,12 +165,15 @@ fn explain(error: PlanError) -> Failure {
             Failure::usage(error).hint(hint)
         }
         PlanError::NoGpu { .. } => Failure::usage(error).hint("leave out --vram, or give --vram 0"),
-        PlanError::Plan(_) => Failure::failed(error),
+        PlanError::Solve(SolveError::Search(SearchError::TooSmall { .. })) => {
+            Failure::usage(error).hint("give --vram more, a shorter --context, or --vram 0 for the CPU alone")
+        }
+        PlanError::Solve(_) | PlanError::Plan(_) => Failure::failed(error),
     }
 }
 
-fn summary(plan: &Plan, out: &Path) -> String {
-    let options = &plan.origin.options;
+fn summary(planned: &Planned, out: &Path) -> String {
+    let (plan, options) = (&planned.plan, &planned.plan.origin.options);
     let mut text = format!(
         "{}: {} with {} items for {}, context {} tokens\n",
         out.display(),
@@ -141,6 +182,11 @@ fn summary(plan: &Plan, out: &Path) -> String {
         plan.origin.device.gpu.as_ref().map_or(&plan.origin.device.cpu_model, |gpu| &gpu.model),
         options.context_tokens,
     );
+    if let Some(Reasons { profile, budget, solved }) = &planned.reasons {
+        let query = Query { problem: &solved.problem, profile, budget: *budget };
+        text.push_str(&place::summary::summary(&query, &solved.decision, &solved.parts));
+        return text;
+    }
     for used in plan.report.memory.iter().filter(|used| used.bytes > 0) {
         text.push_str(&format!("  {:<13}{:>11}\n", format!("{:?}", used.region), text::bytes_text(used.bytes)));
     }

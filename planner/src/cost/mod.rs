@@ -5,6 +5,7 @@
 
 mod floors;
 mod price;
+mod stored;
 mod work;
 
 pub use floors::{Floors, floors, switches_us};
@@ -58,7 +59,7 @@ pub struct ItemFacts {
     pub kind: ItemKind,
     /// Layer, if it is of one.
     pub layer: Option<u32>,
-    /// Large weights.
+    /// Large weights, in the larger of the CPU's and the GPU's layout.
     pub weight_bytes: u64,
     /// Items whose outputs it reads are in the cost model; this is how many bytes of its own output others read, per
     /// token.

@@ -1,15 +1,16 @@
 //! A program priced on a device: the cost model of every phase and context bucket.
 
+use super::stored::stored_bytes;
 use super::work::{Round, Work, streaming, works};
 use super::{Demand, ItemFacts, Problem, UbatchFacts};
 use crate::profile::{Backend, Contention, Key, NotMeasured, Profile};
-use plan_format::ItemId;
 use plan_format::arena::{Arena, RoundLimits};
 use plan_format::costs::{CaseCosts, CostModel, ItemCost, Team};
 use plan_format::operands::Columns;
 use plan_format::program::{Item, ItemKind, OpKind, Program};
 use plan_format::schedule::Phase;
 use plan_format::sizes::CacheSpan;
+use plan_format::{ItemId, WeightId};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 /// Why a program has no price.
@@ -68,7 +69,9 @@ pub fn price(program: &Program, profile: &Profile, demand: &Demand) -> Result<Pr
 
 /// Phases of a demand, in the order of the artifact.
 pub fn phases(demand: &Demand) -> Vec<Phase> {
-    let verify = VERIFY_TOKENS.into_iter().filter(|&tokens| tokens <= demand.context_tokens);
+    // Every round fits every arena to choose from.
+    let most = demand.ubatch_tokens.first().copied().unwrap_or(u32::MAX).min(demand.context_tokens);
+    let verify = VERIFY_TOKENS.into_iter().filter(|&tokens| tokens <= most);
     let mut phases = vec![Phase::Decode];
     phases.extend(verify.map(|tokens| Phase::Verify { tokens }));
     phases.extend(demand.ubatch_tokens.iter().map(|&ubatch_tokens| Phase::Prefill { ubatch_tokens }));
@@ -96,13 +99,14 @@ fn ubatch_facts(program: &Program, ubatch_tokens: u32, demand: &Demand) -> Ubatc
 }
 
 fn facts(program: &Program, edges: &Edges) -> Vec<ItemFacts> {
+    let stored = |weight: &WeightId| stored_bytes(&program.tensors[program.weights[weight.index()].tensor.index()]);
     let per_token = |columns: &Columns| u64::from(columns.width) * u64::from(columns.groups) * 4;
     let fact = |(index, item): (usize, &Item)| ItemFacts {
         name: item.name.clone(),
         kind: item.kind,
         layer: item.layer,
         // Embedding rows are looked up in the file's own pages: no memory is planned for them.
-        weight_bytes: if item.kind == ItemKind::Embedding { 0 } else { program.item_weight_bytes(item) },
+        weight_bytes: if item.kind == ItemKind::Embedding { 0 } else { item.weights.iter().map(stored).sum() },
         output_bytes_per_token: edges.outputs[index].iter().map(per_token).sum(),
     };
     program.items.iter().enumerate().map(fact).collect()
@@ -252,7 +256,10 @@ impl Pricer<'_> {
             return Ok((cost, 0));
         }
         cost.stream_after = router.filter(|_| stream.needs_router);
-        cost.stream_us = crate::profile::transfer_us(&gpu.host_to_device, stream.bytes as u64) as f32;
+        // Host weights lie in the CPU's panels; on arrival they are read once more and written in the GPU's order.
+        let unpack_us = 2.0 * stream.bytes / gpu.memory_gb_per_s / 1000.0;
+        let copy_us = crate::profile::transfer_us(&gpu.host_to_device, stream.bytes as u64);
+        cost.stream_us = (copy_us + unpack_us) as f32;
         Ok((cost, stream.slot_bytes))
     }
 

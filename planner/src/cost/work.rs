@@ -2,6 +2,7 @@
 //! No times here; `price.rs` asks the profile.
 
 use super::Demand;
+use super::stored::{matrix_bytes, stored_bytes};
 use crate::profile::Operator;
 use gguf::GgmlType;
 use plan_format::artifact::KvType;
@@ -191,11 +192,11 @@ pub(super) fn streaming(program: &Program, weights: &[WeightId], chosen: Option<
         let distinct = chosen.map_or(count as f64, |k| distinct_experts(count, k, round.tokens));
         if distinct >= STREAM_ALL_SHARE * count as f64 {
             total.bytes += tensor.size_bytes as f64;
-            total.slot_bytes += tensor.size_bytes;
+            total.slot_bytes += stored_bytes(tensor);
         } else {
             let most = chosen.map_or(count, |k| count.min(k * u64::from(round.tokens)));
             total.bytes += tensor.size_bytes as f64 / count as f64 * distinct;
-            total.slot_bytes += tensor.size_bytes / count * most;
+            total.slot_bytes += matrix_bytes(tensor) * most;
             total.needs_router = true;
         }
     }

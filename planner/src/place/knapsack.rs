@@ -1,7 +1,8 @@
 //! Static placement by dynamic programming: items × MiB × processor of the last item, with switch costs and
-//! back-tracking (paper 4.3.3). Exact on the chain for budgets in MiB; O(items · MiB) time and memory.
+//! back-tracking (paper 4.3.3). Exact on the chain for budgets in MiB; O(items · MiB) time and memory. Chains of less
+//! than 2 GiB have a finer unit, so that small models are placed as well as large ones.
 //!
-//! One table answers every smaller budget too. Sizes are rounded up to MiB, so a budget is never exceeded; what the
+//! One table answers every smaller budget too. Sizes are rounded up to units, so a budget is never exceeded; what the
 //! rounding wastes is won back by reading the table at larger nominal budgets and keeping what truly fits.
 //! It knows neither models nor devices; `moe.rs` and `search.rs` do the asking.
 
@@ -24,10 +25,11 @@ pub struct Assignment {
 /// The solved table.
 pub struct Knapsack<'a> {
     items: &'a [ChainItem],
+    unit_bytes: u64,
     columns: usize,
     /// Per item and column: bit 0, the item on the CPU follows a GPU item; bit 1, on the GPU it follows a GPU item.
     choices: Vec<u8>,
-    /// Least total with the last item on the CPU, by MiB at most.
+    /// Least total with the last item on the CPU, by units at most.
     last_cpu_ns: Vec<i64>,
     /// Least total with the last item on the GPU.
     last_gpu_ns: Vec<i64>,
@@ -36,20 +38,28 @@ pub struct Knapsack<'a> {
 const CPU_AFTER_GPU: u8 = 1;
 const GPU_AFTER_GPU: u8 = 2;
 
-/// Size of an item on the memory axis.
-fn mib_ceil(bytes: u64) -> usize {
-    bytes.div_ceil(MIB) as usize
+/// Units that a chain's bytes should make at least.
+const LEAST_UNITS: u64 = 2048;
+
+/// Unit of the memory axis: a MiB, or less for small chains. It depends on the chain alone, so that tables of different
+/// budgets agree.
+fn unit_bytes(items: &[ChainItem]) -> u64 {
+    let all_bytes = items.iter().map(|item| item.bytes).fold(0, u64::saturating_add);
+    let wanted = (all_bytes / LEAST_UNITS).clamp(256, MIB);
+    1 << wanted.ilog2()
 }
 
 impl<'a> Knapsack<'a> {
     /// Solves for all budgets from 0 to `budget_bytes`, and as far beyond as rounding can waste.
     pub fn solve(items: &'a [ChainItem], budget_bytes: u64) -> Knapsack<'a> {
-        let most = |total: usize, item: &ChainItem| total + if item.allowed.gpu() { mib_ceil(item.bytes) } else { 0 };
-        let all_mib = items.iter().fold(0, most);
-        let waste_mib = items.len();
-        let columns = all_mib.min((budget_bytes / MIB) as usize + waste_mib) + 1;
+        let unit_bytes = unit_bytes(items);
+        let units = |item: &ChainItem| item.bytes.div_ceil(unit_bytes) as usize;
+        let most = |total: usize, item: &ChainItem| total + if item.allowed.gpu() { units(item) } else { 0 };
+        let waste = items.len();
+        let columns = items.iter().fold(0, most).min((budget_bytes / unit_bytes) as usize + waste) + 1;
         let mut knapsack = Knapsack {
             items,
+            unit_bytes,
             columns,
             choices: vec![0; items.len() * columns],
             last_cpu_ns: vec![0; columns],
@@ -61,7 +71,7 @@ impl<'a> Knapsack<'a> {
             let switches = if index == 0 { (0, 0) } else { (item.to_cpu_ns, item.to_gpu_ns) };
             let previous = (&knapsack.last_cpu_ns[..], &knapsack.last_gpu_ns[..]);
             extend_on_cpu(item, switches.0, previous, &mut next.0, choices);
-            extend_on_gpu(item, switches.1, previous, &mut next.1, choices);
+            extend_on_gpu((item, units(item)), switches.1, previous, &mut next.1, choices);
             std::mem::swap(&mut knapsack.last_cpu_ns, &mut next.0);
             std::mem::swap(&mut knapsack.last_gpu_ns, &mut next.1);
         }
@@ -70,21 +80,32 @@ impl<'a> Knapsack<'a> {
 
     /// Least total for a budget in MiB; `None` when nothing fits.
     pub fn total_ns(&self, budget_mib: usize) -> Option<i64> {
-        let column = budget_mib.min(self.columns - 1);
+        self.column_ns(self.column(budget_mib as u64 * MIB))
+    }
+
+    /// The column of a budget.
+    fn column(&self, budget_bytes: u64) -> usize {
+        ((budget_bytes / self.unit_bytes) as usize).min(self.columns - 1)
+    }
+
+    fn column_ns(&self, column: usize) -> Option<i64> {
         Some(self.last_cpu_ns[column].min(self.last_gpu_ns[column])).filter(|&total| total < IMPOSSIBLE_NS)
     }
 
     /// The assignment behind [`Knapsack::total_ns`].
     pub fn assignment(&self, budget_mib: usize) -> Option<Assignment> {
-        let mut column = budget_mib.min(self.columns - 1);
-        let total_ns = self.total_ns(column)?;
+        self.column_assignment(self.column(budget_mib as u64 * MIB))
+    }
+
+    fn column_assignment(&self, mut column: usize) -> Option<Assignment> {
+        let total_ns = self.column_ns(column)?;
         let mut on_gpu = self.last_gpu_ns[column] < self.last_cpu_ns[column];
         let mut resident = vec![false; self.items.len()];
         for index in (0..self.items.len()).rev() {
             resident[index] = on_gpu;
             let choice = self.choices[index * self.columns + column];
             if on_gpu {
-                column -= mib_ceil(self.items[index].bytes);
+                column -= self.items[index].bytes.div_ceil(self.unit_bytes) as usize;
             }
             on_gpu = choice & if on_gpu { GPU_AFTER_GPU } else { CPU_AFTER_GPU } != 0;
         }
@@ -95,15 +116,15 @@ impl<'a> Knapsack<'a> {
 
     /// The best assignment of the table whose true bytes are within the budget. Never slower for a larger budget.
     pub fn best_within(&self, budget_bytes: u64) -> Option<Assignment> {
-        let sure_mib = ((budget_bytes / MIB) as usize).min(self.columns - 1);
+        let sure = self.column(budget_bytes);
         let mut best: Option<Assignment> = None;
         // Totals fall along the axis, so the first that fits from the right is the best.
-        for column in (sure_mib..self.columns).rev() {
-            let same_as_left = column > sure_mib && self.total_ns(column) == self.total_ns(column - 1);
+        for column in (sure..self.columns).rev() {
+            let same_as_left = column > sure && self.column_ns(column) == self.column_ns(column - 1);
             if same_as_left {
                 continue;
             }
-            best = self.assignment(column).filter(|found| found.bytes <= budget_bytes);
+            best = self.column_assignment(column).filter(|found| found.bytes <= budget_bytes);
             if best.is_some() {
                 break;
             }
@@ -126,8 +147,13 @@ fn extend_on_cpu(item: &ChainItem, switch_ns: i64, last: (&[i64], &[i64]), next:
 }
 
 /// Row of the table with the item on the GPU: shifted by its size.
-fn extend_on_gpu(item: &ChainItem, switch_ns: i64, last: (&[i64], &[i64]), next: &mut [i64], choices: &mut [u8]) {
-    let size = mib_ceil(item.bytes);
+fn extend_on_gpu(
+    (item, size): (&ChainItem, usize),
+    switch_ns: i64,
+    last: (&[i64], &[i64]),
+    next: &mut [i64],
+    choices: &mut [u8],
+) {
     if !item.allowed.gpu() || size >= next.len() {
         next.fill(IMPOSSIBLE_NS);
         return;

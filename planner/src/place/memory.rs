@@ -44,6 +44,10 @@ pub fn homes(problem: &Problem, resident: &[bool], budget: &Budget) -> Vec<Home>
             return Home::Resident;
         }
         let bytes = problem.items[item].weight_bytes;
+        if bytes == 0 && problem.items[item].kind != ItemKind::Embedding {
+            // Nothing but states, which are nobody's to stream.
+            return Home::Host(HostMemory::Pageable);
+        }
         if bytes == 0 || held_bytes + bytes > budget.ram_bytes {
             return Home::Host(HostMemory::Mapped);
         }

@@ -82,9 +82,9 @@ pub struct Decision {
 pub enum SearchError {
     /// The ceiling is below what is always needed.
     #[error(
-        "a GPU budget of {} MiB is too small for anything: context, kernels and activations need {} MiB with the \
-         smallest ubatch; give at least that, or 0 to leave the GPU out",
-        budget_bytes >> 20, needed_bytes.div_ceil(1 << 20)
+        "a GPU budget of {} is too small for anything: context, kernels and activations need {} with the smallest \
+         ubatch; give at least that, or 0 to leave the GPU out",
+        size_text(*budget_bytes), size_text(*needed_bytes)
     )]
     TooSmall {
         /// What was given.
@@ -101,6 +101,11 @@ pub enum SearchError {
     /// A demand whose cases were not priced.
     #[error("the demand was not priced: no decode or prefill case")]
     NotPriced,
+}
+
+/// A size as `--vram` takes it, rounded up: in MiB, or in KiB where those would say little.
+pub fn size_text(bytes: u64) -> String {
+    if bytes < 16 << 20 { format!("{}K", bytes.div_ceil(1 << 10)) } else { format!("{}M", bytes.div_ceil(1 << 20)) }
 }
 
 /// Model, device and ceilings.

@@ -126,6 +126,12 @@ pub struct Gpu {
     pub model: String,
     /// `8.6` is 86.
     pub compute_capability: u32,
+    /// Its link at best, as fingerprints name it; absent where nobody measured.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub link: Option<String>,
+    /// Driver version; absent where nobody measured.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub driver: Option<String>,
     /// Installed.
     pub memory_mib: u64,
     /// Free when the profile was taken.

@@ -175,6 +175,8 @@ fn gpu_section(sheet: &GpuSheet) -> Gpu {
     Gpu {
         model: sheet.model.to_string(),
         compute_capability: sheet.compute_capability,
+        link: None,
+        driver: None,
         memory_mib: sheet.memory_mib.0,
         free_mib: sheet.memory_mib.1,
         context_mib: sheet.context_mib.0,

@@ -5,7 +5,7 @@
 
 use plan_format::evaluate::{FreedIn, Stream};
 use plan_format::program::ItemKind;
-use plan_format::schedule::{Phase, Promotion, Schedule, Slot, Slots};
+use plan_format::schedule::{Phase, Promotion, STAGING_BYTES, Schedule, Slot, Slots};
 use plan_format::{ItemId, SlotId};
 
 /// Number and size of the slots of a plan.
@@ -32,9 +32,9 @@ impl SlotShape {
         SlotShape { count, size_bytes: item_bytes.next_multiple_of(SLOT_ALIGN_BYTES) }
     }
 
-    /// GPU memory of all slots.
+    /// GPU memory of all slots and of the staging behind them.
     pub fn total_bytes(&self) -> u64 {
-        u64::from(self.count) * self.size_bytes
+        u64::from(self.count) * self.size_bytes + self.size_bytes.min(STAGING_BYTES)
     }
 
     /// The slots as the artifact has them.
