@@ -93,6 +93,14 @@ impl CudaGpu {
         self.modules.machine_code(module)
     }
 
+    /// Machine code of several modules, made on several threads, in the modules' order.
+    ///
+    /// # Errors
+    /// As [`CudaGpu::machine_code`].
+    pub fn machine_codes(&self, modules: &[&str], threads: usize) -> Result<Vec<Vec<u8>>, DeviceError> {
+        self.modules.machine_codes(modules, threads)
+    }
+
     /// Uses stored machine code for a module that is not loaded yet.
     ///
     /// # Errors

@@ -90,22 +90,43 @@ impl Modules {
 
     /// Loads modules from PTX on several threads: the driver's compiler takes up to seconds for each.
     pub(super) fn load_all(&self, names: &[&str], threads: usize) -> Result<(), DeviceError> {
-        let next = Mutex::new(names.iter());
-        let outcome = Mutex::new(Ok(()));
-        let work = || {
-            while let Some(name) = { lock(&next).next() } {
-                if let Err(error) = self.context.enter().and_then(|()| self.load(name)) {
-                    *lock(&outcome) = Err(error);
-                    return;
+        self.on_threads(names, threads, |name| self.load(name)).map(|_| ())
+    }
+
+    /// [`Modules::machine_code`] of several modules, in their order.
+    pub(super) fn machine_codes(&self, names: &[&str], threads: usize) -> Result<Vec<Vec<u8>>, DeviceError> {
+        self.on_threads(names, threads, |name| self.machine_code(name))
+    }
+
+    /// Calls `work` for each name, several at once; results stand in the names' order. The first error ends it.
+    fn on_threads<T: Send>(
+        &self,
+        names: &[&str],
+        threads: usize,
+        work: impl Fn(&str) -> Result<T, DeviceError> + Sync,
+    ) -> Result<Vec<T>, DeviceError> {
+        let next = Mutex::new(names.iter().enumerate());
+        let outcome = Mutex::new(Ok(Vec::with_capacity(names.len())));
+        let take = || if lock(&outcome).is_ok() { lock(&next).next() } else { None };
+        let run = || {
+            while let Some((index, name)) = take() {
+                let result = self.context.enter().and_then(|()| work(name));
+                let mut outcome = lock(&outcome);
+                match (&mut *outcome, result) {
+                    (Ok(done), Ok(value)) => done.push((index, value)),
+                    (Ok(_), Err(error)) => *outcome = Err(error),
+                    (Err(_), _) => {}
                 }
             }
         };
         std::thread::scope(|scope| {
             for _ in 0..threads.max(1) {
-                scope.spawn(work);
+                scope.spawn(run);
             }
         });
-        outcome.into_inner().unwrap_or_else(PoisonError::into_inner)
+        let mut done = outcome.into_inner().unwrap_or_else(PoisonError::into_inner)?;
+        done.sort_unstable_by_key(|&(index, _): &(usize, T)| index);
+        Ok(done.into_iter().map(|(_, value)| value).collect())
     }
 
     /// Loads a module from PTX unless it is loaded. The lock is not held while the driver compiles.

@@ -10,7 +10,7 @@ const DRIVER_MIN: u32 = 12_040;
 const CAPABILITY_MIN: (u32, u32) = (8, 0);
 
 /// Every driver function that this crate calls.
-const SYMBOLS: [&str; 50] = [
+const SYMBOLS: [&str; 53] = [
     "cuInit",
     "cuDriverGetVersion",
     "cuGetErrorName",
@@ -61,6 +61,9 @@ const SYMBOLS: [&str; 50] = [
     "cuGraphExecDestroy",
     "cuGraphDestroy",
     "cuLinkCreate_v2",
+    "cuLinkAddData_v2",
+    "cuLinkComplete",
+    "cuLinkDestroy",
 ];
 
 /// Why there is no GPU to use. Each message is one line for people.

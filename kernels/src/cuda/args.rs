@@ -104,12 +104,13 @@ structures! {
         rows: u32, out_stride: u32, residual_stride: u32, reserved: u32,
     }
     GemvArgs {
-        parts: [ProductPart; 3], x: DevicePtr, x_scales: DevicePtr, ids: DevicePtr, row_bytes: u64,
+        parts: [ProductPart; 3], x: DevicePtr, x_scales: DevicePtr, ids: DevicePtr, places: DevicePtr,
+        row_bytes: u64, matrix_bytes: u64,
         cols: u32, tokens: u32, n_parts: u32, split: u32, x_stride: u32, x_slot_stride: u32,
         slots: u32, ids_stride: u32, matrices: u32, reserved: u32,
     }
     FloatGemvArgs {
-        parts: [ProductPart; 3], x: DevicePtr, ids: DevicePtr, row_bytes: u64,
+        parts: [ProductPart; 3], x: DevicePtr, ids: DevicePtr, places: DevicePtr, row_bytes: u64, matrix_bytes: u64,
         cols: u32, tokens: u32, n_parts: u32, split: u32, x_stride: u32, x_slot_stride: u32,
         slots: u32, ids_stride: u32, matrices: u32, reserved: u32,
     }
@@ -120,7 +121,7 @@ structures! {
     // matmul.cu
     MatmulArgs {
         weight: DevicePtr, bias: DevicePtr, out: DevicePtr, x: DevicePtr, row_scale: DevicePtr,
-        order: DevicePtr, tiles: DevicePtr, n_tiles: DevicePtr, row_bytes: u64,
+        order: DevicePtr, tiles: DevicePtr, n_tiles: DevicePtr, places: DevicePtr, row_bytes: u64, matrix_bytes: u64,
         rows: u32, cols: u32, tokens: u32, out_stride: u32, chosen: u32, x_per_entry: u32,
     }
     // router.cu
@@ -165,13 +166,19 @@ structures! {
         block_bytes: u32, blocks: u32, fields: u32, reserved: u32,
         at: [u32; 4], len: [u32; 4], plane: [u32; 4],
     }
+    UnpackArgs {
+        from: DevicePtr, to: DevicePtr, to_row_bytes: u64,
+        rows: u32, blocks: u32, chunk_blocks: u32, block_bytes: u32, fields: u32, heads: u32, head_bytes: u32,
+        reserved: u32,
+        len: [u32; 6], unit: [u32; 6], transposed: [u32; 6], base: [u32; 6], step: [u32; 6],
+    }
 }
 
 // The sources' structures are laid out by the CUDA compiler; these sizes are what it gives them.
 const _: () = {
     assert!(size_of::<Forms>() == 56);
     assert!(size_of::<ProductPart>() == 48);
-    assert!(size_of::<GemvArgs>() == 216);
-    assert!(size_of::<MatmulArgs>() == 96);
+    assert!(size_of::<GemvArgs>() == 232);
+    assert!(size_of::<MatmulArgs>() == 112);
     assert!(size_of::<AttentionArgs>() == 160);
 };

@@ -8,6 +8,7 @@ use super::product::{Activations, Family, Part, TokenTile, float_module, kernel_
 use super::{DevicePtr, Launch, View};
 use crate::KernelError;
 use crate::cpu::ops::router::{RouterScore, RouterWeights};
+use crate::quant::WeightType;
 
 /// Most experts of a layer.
 pub const EXPERTS_MAX: u32 = 512;
@@ -23,6 +24,10 @@ pub struct Slots {
     pub matrices: u32,
     /// Columns from one slot's input to the next: 0 when all slots of a token read the same row.
     pub input_stride: u32,
+    /// I32 \[matrices\]: where each matrix lies in the stack; null: matrix j at place j.
+    pub places: DevicePtr,
+    /// Bytes from one place of the stack to the next.
+    pub matrix_bytes: u64,
 }
 
 /// out\[token, slot · rows ..\] = W\[id\] · x\[token, slot · input_stride ..\] (+ bias\[id\]) for each part.
@@ -40,7 +45,9 @@ pub fn slots(parts: &[Part], x: &Activations, tokens: u32, slots: &Slots) -> Res
             parts: kernel_parts(parts),
             x: x.data,
             ids: slots.ids.data,
+            places: slots.places,
             row_bytes: weight.row_bytes()?,
+            matrix_bytes: slots.matrix_bytes,
             cols: weight.cols,
             tokens,
             n_parts: parts.len() as u32,
@@ -61,7 +68,9 @@ pub fn slots(parts: &[Part], x: &Activations, tokens: u32, slots: &Slots) -> Res
         x: x.data,
         x_scales: x.scales,
         ids: slots.ids.data,
+        places: slots.places,
         row_bytes: weight.row_bytes()?,
+        matrix_bytes: slots.matrix_bytes,
         cols: weight.cols,
         tokens,
         n_parts: parts.len() as u32,
@@ -79,7 +88,12 @@ pub fn slots(parts: &[Part], x: &Activations, tokens: u32, slots: &Slots) -> Res
 
 /// Whether a stack's type has a grouped kernel; else [`slots`] takes any number of tokens.
 pub fn has_grouped(part: &Part) -> bool {
-    Family::of(part.weight.ty, part.weight.cols, u32::MAX) == Family::Tile
+    has_grouped_type(part.weight.ty, part.weight.cols)
+}
+
+/// The same by type and columns.
+pub fn has_grouped_type(ty: WeightType, cols: u32) -> bool {
+    Family::of(ty, cols, u32::MAX) == Family::Tile
 }
 
 /// Memory of a sorted routing for one token tile.
@@ -159,7 +173,9 @@ pub fn grouped(
         order: sorted.order,
         tiles: sorted.tiles,
         n_tiles: sorted.n_tiles,
+        places: slots.places,
         row_bytes: weight.row_bytes()?,
+        matrix_bytes: slots.matrix_bytes,
         rows: weight.rows,
         cols: weight.cols,
         tokens,

@@ -24,7 +24,9 @@ struct GemvArgs {
     const i8 *x;
     const BlockScale *x_scales;
     const i32 *ids;    // slots only: which matrix, nullable (then slot j uses matrix j)
+    const i32 *places; // slots only: where each matrix lies in the stack, nullable (then matrix j at place j)
     u64 row_bytes;
+    u64 matrix_bytes;  // slots only: from one place of the stack to the next
     u32 cols, tokens, n_parts;
     u32 split;         // warps per row: 1, 2 or 4
     u32 x_stride;      // columns from one token's activations to the next
@@ -70,38 +72,61 @@ DEVICE float dot_group(const Codes &c, int group, const uint4 &x, const uint2 &h
     return __uint_as_float(head.x) * product;
 }
 
+/// The units of R rows times T vectors, added to the sums.
+template <int T, int R>
+DEVICE void add_unit(float (&sum)[R][T], const typename W::Raw (&raw)[R], u32 unit, const i8 *x,
+                     const BlockScale *scales, u32 x_stride) {
+    u32 col0 = W::column(unit, 0), col1 = W::column(unit, 1), scale_stride = x_stride / 32;
+    Codes codes[R];
+#pragma unroll
+    for (int r = 0; r < R; r++) W::expand(raw[r], codes[r]);
+#pragma unroll
+    for (int t = 0; t < T; t++) {
+        const i8 *xt = x + t * x_stride;
+        const BlockScale *st = scales + t * scale_stride;
+        uint4 x0 = load16(xt + col0), x1 = load16(xt + col1);
+        uint2 head0 = load8(st + col0 / 32);
+        if constexpr (W::SPAN == 16) {
+#pragma unroll
+            for (int r = 0; r < R; r++) sum[r][t] += dot_block(codes[r], x0, x1, head0);
+        } else {
+            uint2 head1 = load8(st + col1 / 32);
+            u32 upper = col0 / 16 % 2;
+#pragma unroll
+            for (int r = 0; r < R; r++)
+                sum[r][t] += dot_group(codes[r], 0, x0, head0, upper) + dot_group(codes[r], 1, x1, head1, upper);
+        }
+    }
+}
+
 /// sum[r][t] += this lane's share of row r times vector t. The lane takes units lane + 32 j, so what depends on a unit's
-/// place in its superblock is the same in every step.
+/// place in its superblock is the same in every step. Where many vectors leave few warps on the device, each step's
+/// weights are loaded one step ahead.
 template <int T, int R>
 DEVICE void accumulate(float (&sum)[R][T], const u8 *const (&rows)[R], const GemvArgs &a, const i8 *x,
                        const BlockScale *scales, u32 part, u32 split) {
-    u32 units = a.cols / 32, lane = threadIdx.x % 32, scale_stride = a.x_stride / 32;
-#pragma unroll(T *R == 1 ? 2 : 1)
-    for (u32 j = part; 32 * j + lane < units; j += split) {
-        u32 unit = 32 * j + lane;
-        typename W::Raw raw[R];
+    u32 units = a.cols / 32, unit = 32 * part + threadIdx.x % 32, step = 32 * split;
+    typename W::Raw raw[R];
+    if constexpr (T < 4) {
+#pragma unroll(T * R == 1 ? 2 : 1)
+        for (; unit < units; unit += step) {
 #pragma unroll
-        for (int r = 0; r < R; r++) raw[r] = W::load(rows[r], unit, units);
-        u32 col0 = W::column(unit, 0), col1 = W::column(unit, 1);
-        Codes codes[R];
+            for (int r = 0; r < R; r++) raw[r] = W::load(rows[r], unit, units);
+            add_unit<T, R>(sum, raw, unit, x, scales, a.x_stride);
+        }
+    } else {
 #pragma unroll
-        for (int r = 0; r < R; r++) W::expand(raw[r], codes[r]);
+        for (int r = 0; r < R; r++) raw[r] = W::load(rows[r], min(unit, units - 1), units);
+#pragma unroll 1
+        while (unit < units) {
+            typename W::Raw ahead[R];
+            u32 next = unit + step;
 #pragma unroll
-        for (int t = 0; t < T; t++) {
-            const i8 *xt = x + t * a.x_stride;
-            const BlockScale *st = scales + t * scale_stride;
-            uint4 x0 = load16(xt + col0), x1 = load16(xt + col1);
-            uint2 head0 = load8(st + col0 / 32);
-            if constexpr (W::SPAN == 16) {
+            for (int r = 0; r < R; r++) ahead[r] = W::load(rows[r], min(next, units - 1), units);
+            add_unit<T, R>(sum, raw, unit, x, scales, a.x_stride);
 #pragma unroll
-                for (int r = 0; r < R; r++) sum[r][t] += dot_block(codes[r], x0, x1, head0);
-            } else {
-                uint2 head1 = load8(st + col1 / 32);
-                u32 upper = col0 / 16 % 2;
-#pragma unroll
-                for (int r = 0; r < R; r++)
-                    sum[r][t] += dot_group(codes[r], 0, x0, head0, upper) + dot_group(codes[r], 1, x1, head1, upper);
-            }
+            for (int r = 0; r < R; r++) raw[r] = ahead[r];
+            unit = next;
         }
     }
 }
@@ -169,8 +194,8 @@ extern "C" __global__ void BOUNDS(128, 8) gemv_slots(GemvArgs a) {
     u32 row = block * rows_per_block + warp / a.split;
     u32 matrix = a.ids ? (u32)a.ids[(u64)token * a.ids_stride + slot] : slot;
     u32 inside = matrix < a.matrices;
-    u64 stacked = (u64)(inside ? matrix : 0) * part.rows + min(row, part.rows - 1);
-    const u8 *rows[1] = {part.weight + stacked * a.row_bytes};
+    u64 place = inside ? (a.places ? (u32)max(a.places[matrix], 0) : matrix) : 0;
+    const u8 *rows[1] = {part.weight + place * a.matrix_bytes + (u64)min(row, part.rows - 1) * a.row_bytes};
     u64 column = (u64)token * a.x_stride + slot * a.x_slot_stride;
     float sum[1][1] = {};
     accumulate<1, 1>(sum, rows, a, a.x + column, a.x_scales + column / 32, warp % a.split, a.split);

@@ -1,6 +1,6 @@
 //! Matrix times vectors with floating-point weights and F32 activations, any number of tokens in groups of four.
 //! One module per type: macro FLOAT_BITS 32 (F32), 16 (F16) or 116 (BF16). Exact products, F32 sums in a fixed order.
-//! Serves routers and other F32 matrices in every phase, and F16/BF16 matrices for up to 4 tokens.
+//! Serves routers and other F32 matrices in every phase, and F16/BF16 matrices for one token.
 //! Next file: `skinny.cu`.
 #include "activation.cuh"
 #include "weights.cuh"
@@ -18,8 +18,8 @@ struct FloatPart {
 struct FloatGemvArgs {
     FloatPart parts[3];
     const float *x;
-    const i32 *ids; // as in gemv.cu
-    u64 row_bytes;
+    const i32 *ids, *places; // as in gemv.cu
+    u64 row_bytes, matrix_bytes;
     u32 cols, tokens, n_parts, split;
     u32 x_stride, x_slot_stride;
     u32 slots, ids_stride, matrices; // slots = 0: plain
@@ -57,7 +57,8 @@ DEVICE float tail_weight(const u8 *row, u32 col) {
 template <int T> DEVICE void accumulate(float *sum, const u8 *row, const float *x, u32 x_stride, u32 tokens, u32 cols,
                                         u32 first, u32 step) {
     // Rows whose length is no multiple of a chunk are not aligned for 16-byte loads either.
-    u32 chunks = cols % CHUNK == 0 && (u64)row % 16 == 0 ? cols / CHUNK : 0;
+    u32 aligned = ((u64)row | (u64)x | 4 * x_stride) % 16 == 0;
+    u32 chunks = cols % CHUNK == 0 && aligned ? cols / CHUNK : 0;
 #pragma unroll(T == 1 ? 4 : 1)
     for (u32 chunk = first; chunk < chunks; chunk += step) {
         Weights weights = load_weights(row, chunk);
@@ -66,7 +67,13 @@ template <int T> DEVICE void accumulate(float *sum, const u8 *row, const float *
             if (t >= tokens) break;
             const float *xt = x + (u64)t * x_stride + chunk * CHUNK;
 #pragma unroll
-            for (u32 i = 0; i < CHUNK; i++) sum[t] = fmaf(weights.w[i], xt[i], sum[t]);
+            for (u32 i = 0; i < CHUNK; i += 4) {
+                uint4 v = load16(xt + i);
+                sum[t] = fmaf(weights.w[i], __uint_as_float(v.x), sum[t]);
+                sum[t] = fmaf(weights.w[i + 1], __uint_as_float(v.y), sum[t]);
+                sum[t] = fmaf(weights.w[i + 2], __uint_as_float(v.z), sum[t]);
+                sum[t] = fmaf(weights.w[i + 3], __uint_as_float(v.w), sum[t]);
+            }
         }
     }
     for (u32 col = chunks * CHUNK + first; col < cols; col += step) {
@@ -89,7 +96,8 @@ template <int T> DEVICE void gemv(const FloatGemvArgs &a) {
     u32 token = a.slots ? blockIdx.y / a.slots : blockIdx.y * T, slot = a.slots ? blockIdx.y % a.slots : 0;
     u32 matrix = a.slots ? (a.ids ? (u32)a.ids[(u64)token * a.ids_stride + slot] : slot) : 0;
     u32 inside = !a.slots || matrix < a.matrices, tokens = a.slots ? 1 : min((u32)T, a.tokens - token);
-    const u8 *w = part.weight + ((u64)(inside ? matrix : 0) * part.rows + min(row, part.rows - 1)) * a.row_bytes;
+    u64 place = inside ? (a.places ? (u32)max(a.places[matrix], 0) : matrix) : 0;
+    const u8 *w = part.weight + place * a.matrix_bytes + (u64)min(row, part.rows - 1) * a.row_bytes;
     const float *x = a.x + (u64)token * a.x_stride + slot * a.x_slot_stride;
     float sum[T] = {};
     accumulate<T>(sum, w, x, a.x_stride, tokens, a.cols, lane + 32 * (warp % a.split), 32 * a.split);

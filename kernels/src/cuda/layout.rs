@@ -3,12 +3,12 @@
 //! `Gguf` is the file's. `Tiled` puts each field of a row's blocks together: plane after plane, each padded to 16
 //! bytes, rows one after the other. Codes then start at multiples of 16 bytes whatever the block's size is. Types whose
 //! blocks are aligned as they are have no tiled form. The conversion is a permutation of bytes: [`tile_rows`] here,
-//! `repack.cu` on the device. Next: `product.rs`.
+//! `repack.cu` on the device, which also takes apart the CPU's panels ([`unpack_panels`]). Next: `product.rs`.
 
-use super::args::RepackArgs;
+use super::args::{RepackArgs, UnpackArgs};
 use super::{DevicePtr, Launch};
 use crate::KernelError;
-use crate::quant::WeightType;
+use crate::quant::{CHUNK_COLS, PANEL_ROWS, WeightType, packed_fields};
 
 /// Byte order of a matrix.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -144,6 +144,56 @@ pub fn repack(
     }
     let launch = Launch::new("repack", "repack", [rows.min(65_535) as u32, 1, 1], 128, &args);
     Ok((!fields(ty).is_empty()).then_some(launch))
+}
+
+/// Panels of 16 rows, as the CPU keeps them, to rows in a layout on the device: `rows` rows from the start of a panel.
+///
+/// # Errors
+/// Columns that are no whole number of blocks.
+pub fn unpack_panels(
+    ty: WeightType,
+    layout: GpuLayout,
+    cols: u32,
+    rows: u32,
+    from: DevicePtr,
+    to: DevicePtr,
+) -> Result<Launch, KernelError> {
+    let (block_cols, block_bytes) = ty.block();
+    let to_row_bytes = layout.row_bytes(ty, cols as usize)? as u64;
+    let packed = packed_fields(ty);
+    let head = packed.iter().filter(|field| field.is_head);
+    let mut args = UnpackArgs {
+        from,
+        to,
+        to_row_bytes,
+        rows,
+        blocks: cols / block_cols as u32,
+        chunk_blocks: (CHUNK_COLS / block_cols) as u32,
+        block_bytes: block_bytes as u32,
+        fields: packed.len() as u32,
+        heads: head.clone().count() as u32,
+        head_bytes: head.map(|field| field.bytes as u32).sum(),
+        ..UnpackArgs::default()
+    };
+    for (index, field) in packed.iter().enumerate() {
+        let (base, step) = target(ty, layout, field.at, args.blocks);
+        (args.len[index], args.unit[index]) = (field.bytes as u32, field.unit_bytes as u32);
+        (args.transposed[index], args.base[index], args.step[index]) = (u32::from(field.transposed), base, step);
+    }
+    let grid = [rows.div_ceil(PANEL_ROWS as u32), args.blocks.div_ceil(args.chunk_blocks).min(65_535), 1];
+    Ok(Launch::new("repack", "unpack_panels", grid, 128, &args))
+}
+
+/// Where byte `at` of block 0 goes in a row of so many blocks, and how far on that of the next block.
+fn target(ty: WeightType, layout: GpuLayout, at: usize, blocks: u32) -> (u32, u32) {
+    let mut plane = 0;
+    for &(begin, len) in fields(ty).iter().filter(|_| layout == GpuLayout::Tiled) {
+        if (begin..begin + len).contains(&at) {
+            return (plane + (at - begin) as u32, len as u32);
+        }
+        plane += (len as u32 * blocks).next_multiple_of(16);
+    }
+    (at as u32, ty.block().1 as u32)
 }
 
 #[cfg(test)]

@@ -1,8 +1,7 @@
 //! Matrix times many vectors on tensor cores, weights decoded on the way to shared memory: prefill and grouped experts.
 //! One module per type and layout. A block computes 128 weight rows by BN tokens in steps of 64 columns. Activations
-//! (F16 with a scale per row, BF16 for types with BRAIN) come by asynchronous copies; of the next step's weights every
-//! thread loads one unit into registers before it multiplies this step, and decodes it into the other half of a double
-//! buffer in the middle of that. The columns of a step are the units 2k and 2k + 1 in the order unit, group: weights
+//! (F16 with a scale per row, BF16 for types with BRAIN) come by asynchronous copies; of the weights every thread loads
+//! one unit into registers, a whole step before it decodes it into the other half of a double buffer. The columns of a step are the units 2k and 2k + 1 in the order unit, group: weights
 //! and activations agree, so formats whose groups lie apart need no shuffle. Sums are F32 in a fixed order.
 //! Shared rows are 128 bytes; 16-byte chunk c of row r stands at c ^ (r % 8), free of bank conflicts both ways.
 //! Fewer tokens: `skinny.cu`. Next file: `attention.cu`.
@@ -19,7 +18,9 @@ struct MatmulArgs {
     const i32 *order;       // experts: entries token * chosen + j sorted by expert; else null
     const int4 *tiles;      // experts: {expert, first place in order, entries, 0} per tile of BN
     const u32 *n_tiles;     // experts: how many tiles there are
+    const i32 *places;      // experts: where each matrix lies in the stack, nullable (then matrix j at place j)
     u64 row_bytes;
+    u64 matrix_bytes;       // experts: from one place of the stack to the next
     u32 rows, cols, tokens;
     u32 out_stride;
     u32 chosen;             // experts per token, else 1
@@ -156,12 +157,14 @@ template <u32 N> DEVICE void matmul(const MatmulArgs &a) {
     u8 *weights = shared, *activations = shared + 2 * S::A_BYTES;
     u32 units = a.cols / 32, steps = divide_up(units, UNITS), own = threadIdx.x % UNITS;
     u32 row = min(task.first_row + threadIdx.x / UNITS, a.rows - 1);
-    const u8 *from = a.weight + ((u64)task.expert * a.rows + row) * a.row_bytes;
+    u64 place = a.places ? (u32)max(a.places[task.expert], 0) : task.expert;
+    const u8 *from = a.weight + place * a.matrix_bytes + (u64)row * a.row_bytes;
     float sum[S::TILES_M][S::TILES_N][4] = {};
 #pragma unroll
     for (u32 i = 0; i + 1 < S::STAGES; i++) copy_activations<N>(a, x_rows, activations + i * S::B_BYTES, i);
     typename W::Raw raw = W::load(from, min(own, units - 1), units);
     store_weights(weights, raw, own < units);
+    raw = W::load(from, min(UNITS + own, units - 1), units);
     u32 stage = 0;
     for (u32 step = 0; step < steps; step++) {
         copy_wait<(int)S::STAGES - 2>();
@@ -169,11 +172,11 @@ template <u32 N> DEVICE void matmul(const MatmulArgs &a) {
         u32 ahead = (stage + S::STAGES - 1) % S::STAGES;
         copy_activations<N>(a, x_rows, activations + ahead * S::B_BYTES, step + S::STAGES - 1);
         u32 next = UNITS * (step + 1) + own;
-        raw = W::load(from, min(next, units - 1), units);
         u8 *tile = weights + step % 2 * S::A_BYTES, *batch = activations + stage * S::B_BYTES;
         multiply<S>(sum, tile, batch, 0);
         multiply<S>(sum, tile, batch, 1);
         store_weights(weights + (step + 1) % 2 * S::A_BYTES, raw, next < units);
+        raw = W::load(from, min(next + UNITS, units - 1), units);
         multiply<S>(sum, tile, batch, 2);
         multiply<S>(sum, tile, batch, 3);
         stage = stage + 1 == S::STAGES ? 0 : stage + 1;

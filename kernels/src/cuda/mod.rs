@@ -22,11 +22,12 @@ pub mod transfer;
 
 use std::io::Read as _;
 
+use crate::quant::WeightType;
 use flate2::read::GzDecoder;
 
 pub use args::{BlockScale, Forms, View};
 pub use launch::{DevicePtr, Launch};
-pub use layout::{GpuLayout, GpuMatrix, repack, tile_rows};
+pub use layout::{GpuLayout, GpuMatrix, repack, tile_rows, unpack_panels};
 
 /// PTX text of a module, if there is one of that name; decompressed anew by each call.
 pub fn ptx(module: &str) -> Option<String> {
@@ -39,6 +40,41 @@ pub fn ptx(module: &str) -> Option<String> {
 /// Names of all modules, sorted.
 pub fn modules() -> impl Iterator<Item = &'static str> {
     ptx::PTX.iter().map(|entry| entry.0)
+}
+
+/// Modules that every program may need.
+const GENERAL: [&str; 10] = [
+    "rows",
+    "heads",
+    "elementwise",
+    "router",
+    "recurrent",
+    "move",
+    "repack",
+    "attention",
+    "attention_decode",
+    "attention_prefill",
+];
+
+/// Modules for products with, and row look-ups in, weights of these types and layouts; sorted, each once.
+pub fn modules_for(
+    products: impl IntoIterator<Item = (WeightType, GpuLayout)>,
+    lookups: impl IntoIterator<Item = (WeightType, GpuLayout)>,
+) -> Vec<&'static str> {
+    let mut names = GENERAL.to_vec();
+    for (ty, layout) in products {
+        match ty.is_plain() {
+            true => names.push(product::float_module(ty)),
+            false => names.push(product::module("gemv", ty, layout)),
+        }
+        if ty != WeightType::F32 {
+            names.extend(["skinny", "matmul"].map(|family| product::module(family, ty, layout)));
+        }
+    }
+    names.extend(lookups.into_iter().map(|(ty, layout)| product::module("embed", ty, layout)));
+    names.sort_unstable();
+    names.dedup();
+    names
 }
 
 /// Names of the kernels in a PTX text.
@@ -56,6 +92,17 @@ mod tests {
         assert!(names.is_sorted(), "{names:?}");
         assert!(names.iter().all(|name| ptx(name).is_some()));
         assert_eq!(ptx("no_such_module"), None);
+    }
+
+    #[test]
+    fn a_program_needs_the_modules_of_its_types_in_their_layouts() {
+        let tiled = (WeightType::Q6_K, GpuLayout::Tiled);
+        let names =
+            modules_for([(WeightType::Q4_K, GpuLayout::Gguf), tiled, (WeightType::F32, GpuLayout::Gguf)], [tiled]);
+        for name in ["gemv_q4_k", "matmul_q6_k_tiled", "gemv_float_f32", "embed_q6_k_tiled", "attention_prefill"] {
+            assert!(names.contains(&name), "{name}: {names:?}");
+        }
+        assert!(names.iter().all(|name| modules().any(|module| module == *name)), "{names:?}");
     }
 
     #[test]

@@ -2,7 +2,8 @@
 //!
 //! | tokens | quantised weights | F16, BF16 | F32 |
 //! |---|---|---|---|
-//! | 1 to 4 | `gemv`, Q8 | `gemv_float`, F32 | `gemv_float`, F32 |
+//! | 1 | `gemv`, Q8 | `gemv_float`, F32 | `gemv_float`, F32 |
+//! | 2 to 4 | `gemv`, Q8 | `skinny`, F16 / BF16 | `gemv_float` |
 //! | 5 to 32 | `skinny`, F16 (MXFP4: BF16) | `skinny`, F16 / BF16 | `gemv_float` |
 //! | more | `matmul`, F16 (MXFP4: BF16) | `matmul`, F16 / BF16 | `gemv_float` |
 //!
@@ -80,8 +81,10 @@ impl Family {
         if ty == WeightType::F32 || ragged {
             return Family::Float;
         }
-        if tokens <= GEMV_TOKENS_MAX {
-            return if ty.is_plain() { Family::Float } else { Family::Gemv };
+        match tokens {
+            ..=1 if ty.is_plain() => return Family::Float,
+            ..=GEMV_TOKENS_MAX if !ty.is_plain() => return Family::Gemv,
+            _ => {}
         }
         if tokens <= SKINNY_TOKENS_MAX { Family::Skinny } else { Family::Tile }
     }
@@ -234,8 +237,9 @@ fn skinny(parts: &[Part], x: &Activations, tokens: u32) -> Result<Launch, Kernel
         n_parts: parts.len() as u32,
         x_stride: x.stride,
     };
-    let grid = [row_blocks(parts, 16), 1, 1];
-    Ok(Launch::new(module("skinny", weight.ty, weight.layout), "skinny", grid, 256, &args))
+    let (kernel, rows) = if tokens <= 8 { ("skinny8", 32) } else { ("skinny32", 16) };
+    let grid = [row_blocks(parts, rows), 1, 1];
+    Ok(Launch::new(module("skinny", weight.ty, weight.layout), kernel, grid, 256, &args))
 }
 
 /// Tokens of one block of the tensor-core matrix kernel.

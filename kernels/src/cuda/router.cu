@@ -102,46 +102,90 @@ struct SortArgs {
     u32 reserved;
 };
 
-/// One block of 512 threads (thread e counts and places expert e), no atomics: the order is always the same.
+static constexpr u32 SORT_WARPS = 16, SORT_AHEAD = 4;
+
+/// The exclusive prefix of two numbers per thread over a block of SORT_WARPS warps; `total` gets the sums.
+DEVICE uint2 block_prefix(uint2 own, uint2 &total) {
+    __shared__ uint2 sums[SORT_WARPS];
+    u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    uint2 upto = own;
+#pragma unroll
+    for (u32 step = 1; step < 32; step *= 2) {
+        u32 x = __shfl_sync(0xffffffffu, upto.x, (int)(lane - step)), y = __shfl_sync(0xffffffffu, upto.y, (int)(lane - step));
+        if (lane >= step) upto.x += x, upto.y += y;
+    }
+    if (lane == 31) sums[warp] = upto;
+    __syncthreads();
+    uint2 before = make_uint2(0, 0);
+    total = make_uint2(0, 0);
+#pragma unroll
+    for (u32 w = 0; w < SORT_WARPS; w++) {
+        if (w == warp) before = total;
+        total.x += sums[w].x, total.y += sums[w].y;
+    }
+    return make_uint2(before.x + upto.x - own.x, before.y + upto.y - own.y);
+}
+
+/// The expert of an entry; MAX_EXPERTS past the end and for ids of no expert.
+DEVICE u32 expert_of(const SortArgs &a, u32 entry, u32 entries) {
+    if (entry >= entries) return MAX_EXPERTS;
+    u32 at = a.ids.stride == a.chosen ? entry : entry / a.chosen * a.ids.stride + entry % a.chosen;
+    u32 expert = (u32)((const i32 *)a.ids.data)[at];
+    return expert < a.experts ? expert : MAX_EXPERTS;
+}
+
+/// Thread e turns the warps' counts of expert e into the places where each warp puts its first entry of it, and writes
+/// the expert's tiles.
+DEVICE void place_expert(const SortArgs &a, u32 (*places)[MAX_EXPERTS]) {
+    u32 expert = threadIdx.x, count = 0;
+#pragma unroll
+    for (u32 w = 0; w < SORT_WARPS; w++) {
+        u32 own = places[w][expert];
+        places[w][expert] = count;
+        count += own;
+    }
+    uint2 total, start = block_prefix(make_uint2(count, divide_up(count, a.tile)), total);
+#pragma unroll
+    for (u32 w = 0; w < SORT_WARPS; w++) places[w][expert] += start.x;
+    for (u32 i = 0; i * a.tile < count; i++) {
+        int4 t = {(i32)expert, (i32)(start.x + i * a.tile), (i32)min(a.tile, count - i * a.tile), 0};
+        if (start.y + i < a.max_tiles) a.tiles[start.y + i] = t;
+    }
+    if (expert == 0) *a.n_tiles = min(total.y, a.max_tiles);
+}
+
+/// One block of 512 threads. Each warp counts and then places a share of the entries, in order: the order of the result
+/// is always the same (atomics only count).
 extern "C" __global__ void BOUNDS(512, 1) sort_by_expert(SortArgs a) {
-    __shared__ u32 counts[MAX_EXPERTS], starts[MAX_EXPERTS], tile_starts[MAX_EXPERTS];
-    __shared__ i32 chunk[2048];
-    u32 expert = threadIdx.x, entries = a.rows * a.chosen, count = 0;
-    const i32 *ids = (const i32 *)a.ids.data;
-    for (u32 first = 0; first < entries; first += 2048) {
-        u32 n = min(2048u, entries - first);
-        for (u32 i = threadIdx.x; i < n; i += blockDim.x)
-            chunk[i] = ids[(u64)((first + i) / a.chosen) * a.ids.stride + (first + i) % a.chosen];
-        __syncthreads();
-        for (u32 i = 0; i < n; i++) count += chunk[i] == (i32)expert;
-        __syncthreads();
-    }
-    counts[expert] = expert < a.experts ? count : 0;
+    __shared__ u32 places[SORT_WARPS][MAX_EXPERTS];
+    u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32, entries = a.rows * a.chosen;
+    u32 share = divide_up(entries, 32 * SORT_WARPS) * 32, first = warp * share, end = min(entries, first + share);
+    for (u32 w = 0; w < SORT_WARPS; w++) places[w][threadIdx.x] = 0;
     __syncthreads();
-    if (expert == 0) {
-        u32 place = 0, tile = 0;
-        for (u32 e = 0; e < a.experts; e++) {
-            starts[e] = place, tile_starts[e] = tile;
-            place += counts[e], tile += divide_up(counts[e], a.tile);
-        }
-        *a.n_tiles = min(tile, a.max_tiles);
+    for (u32 at = first; at < end; at += 32 * SORT_AHEAD) {
+        u32 expert[SORT_AHEAD];
+#pragma unroll
+        for (u32 i = 0; i < SORT_AHEAD; i++) expert[i] = expert_of(a, at + 32 * i + lane, end);
+#pragma unroll
+        for (u32 i = 0; i < SORT_AHEAD; i++)
+            if (expert[i] < MAX_EXPERTS) atomicAdd(&places[warp][expert[i]], 1u);
     }
     __syncthreads();
-    if (expert < a.experts) {
-        for (u32 i = 0; i * a.tile < count; i++) {
-            int4 t = {(i32)expert, (i32)(starts[expert] + i * a.tile), (i32)min(a.tile, count - i * a.tile), 0};
-            if (tile_starts[expert] + i < a.max_tiles) a.tiles[tile_starts[expert] + i] = t;
+    place_expert(a, places);
+    __syncthreads();
+    for (u32 at = first; at < end; at += 32 * SORT_AHEAD) {
+        u32 expert[SORT_AHEAD];
+#pragma unroll
+        for (u32 i = 0; i < SORT_AHEAD; i++) expert[i] = expert_of(a, at + 32 * i + lane, end);
+#pragma unroll
+        for (u32 i = 0; i < SORT_AHEAD; i++) {
+            u32 same = __match_any_sync(0xffffffffu, expert[i]), before = __popc(same & ((1u << lane) - 1));
+            u32 inside = expert[i] < MAX_EXPERTS, place = inside ? places[warp][expert[i]] + before : 0;
+            __syncwarp();
+            if (inside && before == 0) places[warp][expert[i]] += __popc(same);
+            __syncwarp();
+            if (inside) a.order[place] = (i32)(at + 32 * i + lane);
         }
-    }
-    u32 place = expert < a.experts ? starts[expert] : 0;
-    for (u32 first = 0; first < entries; first += 2048) {
-        u32 n = min(2048u, entries - first);
-        for (u32 i = threadIdx.x; i < n; i += blockDim.x)
-            chunk[i] = ids[(u64)((first + i) / a.chosen) * a.ids.stride + (first + i) % a.chosen];
-        __syncthreads();
-        for (u32 i = 0; i < n; i++)
-            if (chunk[i] == (i32)expert) a.order[place++] = (i32)(first + i);
-        __syncthreads();
     }
 }
 EXPORT(sort_by_expert)

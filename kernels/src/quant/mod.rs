@@ -15,5 +15,5 @@ pub use dequantise::dequantise_row;
 pub use panel::{
     CHUNK_COLS, PANEL_ROWS, dequantise_row_from_panel, pack_panels, packed_bytes, panel_bytes, panels, unpack_row,
 };
-pub(crate) use panel::{head_bytes, pack_chunk};
+pub(crate) use panel::{head_bytes, pack_chunk, packed_fields};
 pub use types::WeightType;

@@ -78,6 +78,39 @@ const fn fields(ty: WeightType) -> Fields {
     }
 }
 
+/// A field of a block as a panel holds it, for code that takes panels apart elsewhere.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct PackedField {
+    /// Where it begins in a block.
+    pub at: usize,
+    /// Its bytes.
+    pub bytes: usize,
+    /// Bytes that stand side by side.
+    pub unit_bytes: usize,
+    /// Whether its 32 bits are transposed.
+    pub transposed: bool,
+    /// Whether it stands before the others for all blocks of a chunk.
+    pub is_head: bool,
+}
+
+/// The fields in the order of a panel. Plain numbers are one field.
+pub(crate) fn packed_fields(ty: WeightType) -> Vec<PackedField> {
+    if ty.is_plain() {
+        let bytes = ty.block().1;
+        return vec![PackedField { at: 0, bytes, unit_bytes: bytes, transposed: false, is_head: false }];
+    }
+    let Fields { head, body } = fields(ty);
+    let of = |&Field(at, bytes, unit): &Field, is_head| {
+        let unit_bytes = match unit {
+            Unit::One => 1,
+            Unit::Two => 2,
+            Unit::Four | Unit::FourTransposed => 4,
+        };
+        PackedField { at, bytes, unit_bytes, transposed: unit == Unit::FourTransposed, is_head }
+    };
+    head.iter().map(|field| of(field, true)).chain(body.iter().map(|field| of(field, false))).collect()
+}
+
 /// Bytes of a chunk's head for one row and one block; the SIMD code finds the body by it.
 pub(crate) const fn head_bytes(ty: WeightType) -> usize {
     let head = fields(ty).head;

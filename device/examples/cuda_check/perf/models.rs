@@ -44,7 +44,14 @@ pub fn experts(lab: &mut Lab) -> Result<(), DeviceError> {
             }
             let ids: Vec<i32> = (0..entries).map(|e| ((e / chosen * 37 + e % chosen * 11) % count) as i32).collect();
             let ids = View { data: lab.put_i32(&ids)?, stride: chosen, cols: chosen };
-            let slot = Slots { ids, slots: chosen, matrices: count, input_stride: if own { cols } else { 0 } };
+            let slot = Slots {
+                ids,
+                slots: chosen,
+                matrices: count,
+                input_stride: if own { cols } else { 0 },
+                places: DevicePtr::NULL,
+                matrix_bytes: matrix_bytes(&parts[0].weight),
+            };
             let bytes = parts.len() as u64 * matrix_bytes(&parts[0].weight) * u64::from(entries.min(count));
             let flop = 2.0 * parts.len() as f64 * f64::from(rows) * f64::from(cols) * f64::from(entries);
             if tokens <= 4 {

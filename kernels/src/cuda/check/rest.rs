@@ -7,12 +7,13 @@ use crate::cpu::ops::elementwise::Glu;
 use crate::cpu::ops::oracle;
 use crate::cpu::ops::rope::{RopePairing, RopeParams, RopeScaling, RopeTable};
 use crate::cuda::attention::{Attend, Method, Partials};
+use crate::cuda::experts::{Sorted, sort};
 use crate::cuda::ops::{self, CacheType, KvCache, RopeShape, RoundInputs};
 use crate::cuda::recurrent::{States, causal_conv};
 use crate::cuda::rows::{self, Residual};
 use crate::cuda::transfer::{self, Publish};
-use crate::cuda::{BlockScale, DevicePtr, Forms, GpuLayout, GpuMatrix, View, tile_rows};
-use crate::quant::{WeightType, dequantise_row};
+use crate::cuda::{BlockScale, DevicePtr, Forms, GpuLayout, GpuMatrix, View, tile_rows, unpack_panels};
+use crate::quant::{WeightType, dequantise_row, pack_panels, packed_bytes};
 use half::{bf16, f16};
 
 /// One check on a cleared machine.
@@ -23,8 +24,10 @@ type Check = fn(&mut Bench) -> Result<(), String>;
 /// # Errors
 /// The first that fails.
 pub fn check_rest(machine: &mut dyn Machine) -> Result<(), String> {
-    let checks: [(&str, Check); 9] = [
+    let checks: [(&str, Check); 11] = [
         ("embedding rows", embedding),
+        ("panels taken apart", panels),
+        ("entries sorted by expert", sorting),
         ("forms of activations", forms),
         ("norm with residual", norm_with_residual),
         ("gated unit in forms", glu_forms),
@@ -77,6 +80,62 @@ fn embedding(bench: &mut Bench) -> Result<(), String> {
                 want.extend(row.iter().map(|&w| 1.5 * f64::from(w)));
             }
             judge(&format!("{ty} {layout:?}"), relative_norm(&got, &want), 1e-6)?;
+        }
+    }
+    Ok(())
+}
+
+/// Every type from the CPU's panels to both layouts, with a ragged last panel and a ragged last chunk.
+fn panels(bench: &mut Bench) -> Result<(), String> {
+    for ty in WeightType::ALL {
+        for layout in [GpuLayout::Gguf, GpuLayout::Tiled].into_iter().filter(|layout| layout.exists_for(ty)) {
+            let fail = |error: crate::KernelError| error.to_string();
+            let (rows, cols) = (21, if ty.block().0 == 256 { 768 } else { 608 });
+            let plain = random_weights(ty, rows, cols, 11);
+            let mut packed = vec![0; packed_bytes(ty, rows, cols).map_err(fail)?];
+            pack_panels(ty, &plain, rows, cols, 0..2, &mut packed).map_err(fail)?;
+            let mut want = plain.clone();
+            if layout == GpuLayout::Tiled {
+                want = vec![0; rows * layout.row_bytes(ty, cols).map_err(fail)?];
+                tile_rows(ty, cols, &plain, &mut want).map_err(fail)?;
+            }
+            let (from, to) = (bench.put(&packed)?, bench.put(&vec![0u8; want.len()])?);
+            bench.run([unpack_panels(ty, layout, cols as u32, rows as u32, from, to).map_err(fail)?])?;
+            if bench.get::<u8>(to, want.len())? != want {
+                return Err(format!("{ty} {layout:?}: bytes differ from the file's"));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Stable order and tiles, for few and many entries, an expert with most of them, ids of no expert.
+fn sorting(bench: &mut Bench) -> Result<(), String> {
+    for (tokens, chosen, experts, skew) in [(1, 4, 32, 1), (40, 3, 5, 2), (700, 8, 128, 1), (300, 10, 512, 7)] {
+        let mut random = Random::new(9);
+        let mut below = |bound: u64| (random.next() >> 33) % bound;
+        let mut pick = || if below(skew) > 0 { 3 } else { below(experts + 1) as i32 };
+        let ids: Vec<i32> = (0..tokens * chosen).map(|_| pick()).collect();
+        let entries = ids.len() as u32;
+        let tile = Sorted::tile_for(entries, experts as u32);
+        let tiles_max = Sorted::tiles_max(tile, entries, experts as u32) as usize;
+        let view = View { data: bench.put(&ids)?, stride: chosen as u32, cols: chosen as u32 };
+        let (order, tiles) = (bench.room(4 * ids.len())?, bench.room(16 * tiles_max)?);
+        let sorted = Sorted { order, tiles, n_tiles: bench.room(4)?, tile };
+        bench.run([sort(view, tokens as u32, chosen as u32, experts as u32, &sorted)])?;
+        let mut want: Vec<i32> = (0..ids.len() as i32).filter(|&e| ids[e as usize] < experts as i32).collect();
+        want.sort_by_key(|&entry| ids[entry as usize]);
+        let mut want_tiles = Vec::new();
+        for expert in 0..experts as i32 {
+            let first = want.partition_point(|&entry| ids[entry as usize] < expert);
+            let end = want.partition_point(|&entry| ids[entry as usize] <= expert);
+            let step = tile.tokens() as usize;
+            want_tiles.extend((first..end).step_by(step).map(|at| [expert, at as i32, step.min(end - at) as i32, 0]));
+        }
+        let count = bench.get::<u32>(sorted.n_tiles, 1)?[0] as usize;
+        let got_tiles: Vec<[i32; 4]> = bench.get(tiles, count.min(tiles_max))?;
+        if bench.get::<i32>(order, want.len())? != want || got_tiles != want_tiles {
+            return Err(format!("{tokens} tokens, {chosen} of {experts}: another order than a stable sort's"));
         }
     }
     Ok(())
