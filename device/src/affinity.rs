@@ -30,6 +30,16 @@ pub fn restrict_thread(thread: Option<Pid>, cpus: &[CpuId]) -> bool {
     set.count() > 0 && sched_setaffinity(thread, &set).is_ok()
 }
 
+/// Runs `work` on the calling thread as the process was found, whatever the thread is pinned to: programs and threads
+/// that it starts inherit that.
+pub fn unpinned<R>(work: impl FnOnce() -> R) -> R {
+    let before = thread_cpus();
+    restrict_thread(None, process_cpus());
+    let result = work();
+    restrict_thread(None, &before);
+    result
+}
+
 /// Restricts a thread if it is still one of this process: a thread's number is given to others after its end.
 pub fn restrict_own_thread(thread: Pid, cpus: &[CpuId]) -> bool {
     let folder = format!("/proc/self/task/{}", thread.as_raw_nonzero());

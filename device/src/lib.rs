@@ -23,5 +23,6 @@ pub mod timeline;
 pub mod topology;
 pub mod trace;
 
+pub use affinity::unpinned;
 pub use error::DeviceError;
 pub use sysfile::SysRoot;

@@ -8,7 +8,7 @@ use crate::error::GgufError;
 use crate::header::DEFAULT_ALIGNMENT_BYTES;
 use crate::split::{KEY_SPLIT_COUNT, KEY_SPLIT_NO, KEY_SPLIT_TENSORS};
 use crate::types::GgmlType;
-use crate::value::ValueType;
+use crate::value::{ArrayView, Value, ValueType};
 
 /// A metadata value to be written.
 #[derive(Debug, Clone, PartialEq)]
@@ -73,6 +73,42 @@ impl From<&str> for MetaValue {
     fn from(text: &str) -> Self {
         MetaValue::String(text.to_owned())
     }
+}
+
+macro_rules! from_read {
+    ($($variant:ident)*) => {
+        /// What was read, to be written again. Bytes of strings that are no UTF-8 are replaced.
+        impl From<Value<'_>> for MetaValue {
+            fn from(value: Value<'_>) -> Self {
+                match value {
+                    $(Value::$variant(x) => MetaValue::$variant(x),)*
+                    Value::String(bytes) => MetaValue::String(text(bytes)),
+                    Value::Array(view) => MetaValue::Array(view.into()),
+                }
+            }
+        }
+
+        impl From<ArrayView<'_>> for MetaArray {
+            fn from(view: ArrayView<'_>) -> Self {
+                macro_rules! each {
+                    ($from:ident, $to:expr) => {
+                        view.iter().filter_map(|x| if let Value::$from(x) = x { Some($to(x)) } else { None }).collect()
+                    };
+                }
+                match view.element() {
+                    $(ValueType::$variant => MetaArray::$variant(each!($variant, std::convert::identity)),)*
+                    ValueType::String => MetaArray::String(each!(String, text)),
+                    ValueType::Array => MetaArray::Array(each!(Array, MetaArray::from)),
+                }
+            }
+        }
+    };
+}
+
+from_read! { U8 I8 U16 I16 U32 I32 F32 Bool U64 I64 F64 }
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
 }
 
 macro_rules! encode_numbers {

@@ -36,6 +36,8 @@ pub struct Plan {
     pub report: Report,
     /// Machine code that the GPU's driver made of this program's PTX; may be empty.
     pub code: Vec<MachineCode>,
+    /// [`crate::fingerprint::full_hash`] of the model, where that was asked for.
+    pub full_hash: Option<[u8; 32]>,
 }
 
 /// What made a plan, for what, and with which options.

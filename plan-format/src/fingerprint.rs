@@ -6,7 +6,8 @@
 //!
 //! **What it misses**: bytes changed only between the samples, that is a tensor edited in part. Other weights of the
 //! same shape (another fine-tune, another quantisation) differ everywhere and are caught; a bit that rotted on disk
-//! mostly is not. `ats-run verify --full-hash` reads everything.
+//! mostly is not. [`full_hash`] reads everything: `ats-plan compile --full-hash` keeps it in the plan, and
+//! `ats-run verify --full-hash` compares it.
 //!
 //! Pure: headers and samples are bytes of a model that somebody else opened. Next: `find.rs`.
 
@@ -86,6 +87,34 @@ pub fn of_model(model: &gguf::Model) -> Result<ModelFingerprint, gguf::GgufError
     Ok(print.finish())
 }
 
+/// Bytes that [`full_hash`] reads between two reports of how far it is.
+const PIECE_BYTES: usize = 64 << 20;
+
+/// BLAKE3 of every byte of the model's files, each preceded by its size: what the fingerprint's samples miss. `progress`
+/// is told the bytes read so far and in all.
+pub fn full_hash(model: &gguf::Model, mut progress: impl FnMut(u64, u64)) -> [u8; 32] {
+    let total: u64 = model.files().iter().map(|file| file.len_bytes).sum();
+    let (mut hasher, mut done) = (blake3::Hasher::new(), 0);
+    for (index, file) in model.files().iter().enumerate() {
+        hasher.update(&file.len_bytes.to_le_bytes());
+        for piece in model.file_bytes(index).chunks(PIECE_BYTES) {
+            progress(done, total);
+            hasher.update(piece);
+            done += piece.len() as u64;
+        }
+    }
+    *hasher.finalize().as_bytes()
+}
+
+/// A hash as people write it.
+pub fn hex(hash: &[u8]) -> String {
+    hash.iter().fold(String::new(), |mut text, byte| {
+        // Writing to a String cannot fail.
+        let _ = write!(text, "{byte:02x}");
+        text
+    })
+}
+
 /// Which bytes of a tensor of `size_bytes` are sampled.
 pub fn sample_ranges(size_bytes: u64) -> Vec<Range<u64>> {
     if size_bytes <= 3 * SAMPLE_BYTES {
@@ -105,11 +134,7 @@ impl ModelFingerprint {
             hasher.update(&size.to_le_bytes());
         }
         hasher.update(&self.headers_hash).update(&self.samples_hash);
-        hasher.finalize().as_bytes()[..8].iter().fold(String::new(), |mut text, byte| {
-            // Writing to a String cannot fail.
-            let _ = write!(text, "{byte:02x}");
-            text
-        })
+        hex(&hasher.finalize().as_bytes()[..8])
     }
 
     /// What of the model found differs from the one planned for; `None` if nothing does.

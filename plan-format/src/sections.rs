@@ -31,10 +31,24 @@ const COST_TABLE: &str = "cost.tab";
 const REPORT: &str = "report";
 const CODE: &str = "code";
 const CODE_BYTES: &str = "code.bin";
+const FULL_HASH: &str = "fullhash";
 
-/// Every section of a file, in order.
-const ALL: [&str; 12] =
-    [ORIGIN, PROGRAM, ARENA, PLACES, SCHEDULES, REGIMES, REGIME_CELLS, COSTS, COST_TABLE, REPORT, CODE, CODE_BYTES];
+/// Every section of a file, in order. The last one may be missing.
+const ALL: [&str; 13] = [
+    ORIGIN,
+    PROGRAM,
+    ARENA,
+    PLACES,
+    SCHEDULES,
+    REGIMES,
+    REGIME_CELLS,
+    COSTS,
+    COST_TABLE,
+    REPORT,
+    CODE,
+    CODE_BYTES,
+    FULL_HASH,
+];
 
 /// Placement, layouts and slots.
 #[derive(Serialize, Deserialize)]
@@ -89,7 +103,7 @@ pub fn to_bytes(plan: &Plan) -> Result<Vec<u8>> {
         PlacesV1 { placement: plan.placement.clone(), layouts: plan.layouts.clone(), slots: plan.slots.clone() };
     let code: Vec<CodeV1> = plan.code.iter().map(code_heading).collect();
     let raw = |name, bytes| SectionBytes { name, version: V1, bytes };
-    let sections = [
+    let mut sections = vec![
         encode(ORIGIN, &plan.origin)?,
         encode(PROGRAM, &plan.program)?,
         encode(ARENA, &plan.arena)?,
@@ -103,6 +117,7 @@ pub fn to_bytes(plan: &Plan) -> Result<Vec<u8>> {
         encode(CODE, &code)?,
         raw(CODE_BYTES, plan.code.iter().flat_map(|code| code.bytes.iter().copied()).collect()),
     ];
+    sections.extend(plan.full_hash.map(|hash| raw(FULL_HASH, hash.to_vec())));
     Ok(container::write(&sections))
 }
 
@@ -130,6 +145,7 @@ pub fn from_bytes(file: &[u8]) -> Result<Plan> {
         costs: cost_model(costs, bytes(COST_TABLE)?)?,
         report: decode::<Report>(REPORT, bytes(REPORT)?)?,
         code: machine_code(code, bytes(CODE_BYTES)?)?,
+        full_hash: full_hash(&sections)?,
     };
     verify_plan(&plan)?;
     Ok(plan)
@@ -150,6 +166,15 @@ fn find<'a>(sections: &[Section<'a>], name: &'static str) -> Result<&'a [u8]> {
         return Err(Error::SectionVersion { section: name, found: section.version, supported: V1 });
     }
     Ok(section.bytes)
+}
+
+fn full_hash(sections: &[Section<'_>]) -> Result<Option<[u8; 32]>> {
+    if !sections.iter().any(|section| section.name == FULL_HASH) {
+        return Ok(None);
+    }
+    let bytes = find(sections, FULL_HASH)?;
+    let hash = bytes.try_into().map_err(|_| encoding(FULL_HASH, format!("a hash has 32 bytes, not {}", bytes.len())));
+    hash.map(Some)
 }
 
 fn exactly_these(sections: &[Section<'_>]) -> Result<()> {

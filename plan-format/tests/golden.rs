@@ -4,6 +4,7 @@
 
 mod common;
 
+use plan_format::artifact::Plan;
 use plan_format::sections::{from_bytes, origin, to_bytes};
 use plan_format::text::{Detail, plan_text};
 use std::path::PathBuf;
@@ -23,6 +24,14 @@ fn version_1_is_read_and_written_as_ever() {
     assert_eq!(plan, common::plan());
     assert_eq!(written, file, "the same plan gives other bytes");
     assert_eq!(origin(&file).unwrap(), plan.origin);
+}
+
+#[test]
+fn the_hash_of_the_whole_model_is_kept_where_there_is_one() {
+    let plan = Plan { full_hash: Some([9; 32]), ..common::plan() };
+    let file = to_bytes(&plan).unwrap();
+    assert_eq!(from_bytes(&file).unwrap(), plan);
+    assert!(plan_text(&plan, Detail::Summary).contains("BLAKE3 0909"), "{}", plan_text(&plan, Detail::Summary));
 }
 
 #[test]

@@ -10,6 +10,7 @@ mod layouts;
 
 use crate::cost::Demand;
 use crate::place::memory::Budget;
+use crate::place::search::Query;
 use crate::profile::{Profile, ProfileKind};
 use crate::regime::{Grid, Parts, SolveError, Solved, solve_plan};
 use layouts::layouts;
@@ -87,6 +88,13 @@ pub struct Reasons {
     pub solved: Solved,
 }
 
+impl Reasons {
+    /// The question that was decided.
+    pub fn query(&self) -> Query<'_> {
+        Query { problem: &self.solved.problem, profile: &self.profile, budget: self.budget }
+    }
+}
+
 /// Why no plan could be made.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum PlanError {
@@ -151,6 +159,7 @@ pub fn plan_model(inputs: PlanInputs) -> Result<Planned, PlanError> {
         costs: parts.costs,
         report: parts.report,
         code: Vec::new(),
+        full_hash: None,
     };
     plan_format::verify::verify_plan(&plan)?;
     Ok(Planned { plan, reasons })
@@ -163,7 +172,7 @@ fn solve(
     ubatch_tokens: Vec<u32>,
     grid: &Grid,
 ) -> Result<Reasons, PlanError> {
-    let profile = with_simulated_context(profile, options.vram_bytes);
+    let profile = with_simulated_context(profile, program);
     let demand = Demand {
         context_tokens: options.context_tokens,
         kv_type: options.kv_type,
@@ -186,11 +195,12 @@ pub fn budget(profile: &Profile, options: &Options) -> Budget {
 }
 
 /// A profile that nobody measured is a simulated machine, whose GPU has no driver. Its context and kernels count as
-/// stated, so that its plans are those of the machine that it stands for; but a ceiling that they would exceed is meant
-/// for a small model on the simulation alone, and there they take nothing.
-fn with_simulated_context(mut profile: Profile, vram_bytes: u64) -> Profile {
+/// stated, so that its plans are those of the machine that it stands for; but a model that is smaller than they are is
+/// there to try the simulation with, under ceilings of its own size, and for it they take nothing.
+fn with_simulated_context(mut profile: Profile, program: &Program) -> Profile {
+    let model_bytes: u64 = program.tensors.iter().map(|tensor| tensor.size_bytes).fold(0, u64::saturating_add);
     if let Some(gpu) = profile.gpu.as_mut().filter(|_| profile.provenance.kind == ProfileKind::Synthetic)
-        && vram_bytes <= (gpu.context_mib + gpu.kernels_mib) << 20
+        && model_bytes <= (gpu.context_mib + gpu.kernels_mib) << 20
     {
         (gpu.context_mib, gpu.kernels_mib) = (0, 0);
     }

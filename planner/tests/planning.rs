@@ -137,6 +137,7 @@ fn artifact(program: Program, parts: Parts, vram_bytes: u64) -> Plan {
         costs: parts.costs,
         report: parts.report,
         code: Vec::new(),
+        full_hash: None,
     }
 }
 

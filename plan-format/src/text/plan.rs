@@ -3,6 +3,7 @@
 
 use super::{line, program_text};
 use crate::artifact::{Options, Plan};
+use crate::fingerprint::hex;
 use crate::program::Item;
 use crate::schedule::{Home, HostMemory, Layout, Phase, Schedule};
 use crate::sizes::CacheSpan;
@@ -49,6 +50,9 @@ fn origin(text: &mut String, plan: &Plan) {
         text,
         format_args!("model     {} ({}), {size} in {files} file(s)", plan.program.architecture, origin.model.id()),
     );
+    if let Some(hash) = plan.full_hash {
+        line(text, format_args!("bytes     of the whole model, BLAKE3 {}", hex(&hash)));
+    }
     let device = &origin.device;
     line(text, format_args!("cpu       {}, {} cores", device.cpu_model, device.cpu_cores));
     match &device.gpu {

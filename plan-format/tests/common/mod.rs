@@ -211,6 +211,7 @@ pub fn plan() -> Plan {
             MachineCode { module: "gemv_q8_0".to_owned(), ptx_hash: [7; 32], bytes: vec![1, 2, 3, 4, 5] },
             MachineCode { module: "attention".to_owned(), ptx_hash: [8; 32], bytes: vec![6; 70] },
         ],
+        full_hash: None,
     }
 }
 
