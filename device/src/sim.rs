@@ -97,6 +97,13 @@ impl SimGpu {
         }
     }
 
+    /// The host's address of bytes of the GPU's memory, which lives as long as the GPU: for operators that work through
+    /// pointers. They must declare every access with [`SimTask::touch`] before they make it.
+    /// Errors: not inside one region.
+    pub fn address(&self, start: DevicePtr, bytes: u64) -> Result<*mut u8, DeviceError> {
+        self.machine.memory.locate(start, bytes)
+    }
+
     /// The host's moment, handed over with what it submits or signals.
     fn host_moment(&self, after: Nanos) -> Moment {
         Moment { time: self.clock.now() + after, knows: self.machine.shared.lock().release_host() }

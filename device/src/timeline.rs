@@ -14,7 +14,7 @@
 //! Invariants: a slot is read only between a fill and its release, and refilled only outside that span, else an error
 //! and nothing is queued; hand-overs to the GPU complete in the order in which they were queued; one flag per direction
 //! with a growing epoch, so no flag is ever reset; a round that fails ends in [`abandon`](Timeline::abandon), after
-//! which both streams are empty. Nothing here waits for a whole device. Allocates nothing after `new`. Not here: what
+//! which both streams are empty. Nothing here waits for a whole device. Allocates nothing after `new` (except in `fill`, a convenience). Not here: what
 //! runs (operators), where (placement), when it is worth it (schedules).
 
 use std::sync::Arc;
@@ -36,6 +36,15 @@ pub struct CpuTicket(Epoch);
 #[derive(Debug, PartialEq, Eq)]
 #[must_use = "only `cpu_waits_for_gpu` makes the GPU's results visible"]
 pub struct GpuTicket(Epoch);
+
+/// A step of filling a slot; steps run in order on the transfer stream.
+#[derive(Clone)]
+pub enum FillStep {
+    /// The copy engine brings bytes.
+    Copy(DevicePtr, CopySource),
+    /// A kernel works on what has come.
+    Launch(Launch),
+}
 
 /// What a slot holds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -121,11 +130,20 @@ impl Timeline {
     /// Queues the copies that fill a slot: they start once its last readers are done. Errors: the slot was filled and
     /// not released or discarded.
     pub fn fill(&mut self, index: SlotIndex, copies: &[(DevicePtr, CopySource)]) -> Result<(), DeviceError> {
+        let steps: Vec<FillStep> = copies.iter().map(|(to, from)| FillStep::Copy(*to, from.clone())).collect();
+        self.fill_in_steps(index, &steps)
+    }
+
+    /// The same where what has come is worked on before it may be read (unpacking), by kernels on the transfer stream.
+    pub fn fill_in_steps(&mut self, index: SlotIndex, steps: &[FillStep]) -> Result<(), DeviceError> {
         let (gpu, transfer) = (Arc::clone(&self.gpu), self.transfer);
         let slot = self.slot(index, &[SlotState::Free], "filled before it was released")?;
         gpu.wait_event(transfer, slot.released)?;
-        for (to, from) in copies {
-            gpu.copy_to_gpu(transfer, *to, from)?;
+        for step in steps {
+            match step {
+                FillStep::Copy(to, from) => gpu.copy_to_gpu(transfer, *to, from)?,
+                FillStep::Launch(launch) => gpu.launch(transfer, launch)?,
+            }
         }
         gpu.record(transfer, slot.filled)?;
         slot.state = SlotState::Filled;

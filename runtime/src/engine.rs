@@ -114,7 +114,7 @@ impl Engine {
             return Err(Error::ContextFull { needed, planned });
         }
         if sequence.tokens.is_empty() {
-            self.executor.clear(0);
+            self.executor.clear(0)?;
         }
         for piece in pieces(tokens.len(), self.executor.limits().1, wanted) {
             let fed = self.round(sequence, &tokens[piece.tokens.clone()], piece, on_logits);
@@ -135,15 +135,19 @@ impl Engine {
     pub fn mark(&mut self, sequence: &mut Sequence) {
         let len_tokens = sequence.tokens.len();
         if self.needs_marks() && len_tokens > 0 && !sequence.is_marked() {
-            sequence.add_mark(self.executor.save(0, len_tokens));
+            // Without a mark more is computed again; a GPU that is lost is reported by the next round.
+            if let Ok(mark) = self.executor.save(0, len_tokens) {
+                sequence.add_mark(mark);
+            }
         }
     }
 
     /// Takes a sequence back to `len_tokens`, or as near below as its states allow; the length that it has then. What
     /// is fed next is computed as if the tokens beyond had never been.
     pub fn rewind(&mut self, sequence: &mut Sequence, len_tokens: usize) -> usize {
-        if let Some(mark) = sequence.go_back(len_tokens, self.executor.rewind()) {
-            self.executor.restore(0, mark);
+        let mark = sequence.go_back(len_tokens, self.executor.rewind());
+        if mark.is_some_and(|mark| self.executor.restore(0, mark).is_err()) {
+            sequence.clear();
         }
         sequence.tokens.len()
     }

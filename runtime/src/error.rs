@@ -93,7 +93,7 @@ pub enum Error {
         needed: u32,
     },
     /// No place for compiled plans.
-    #[error("no cache folder is known: set XDG_CACHE_HOME or HOME, or name a plan with --plan")]
+    #[error("no cache folder is known: set XDG_CACHE_HOME or HOME to an absolute path, or name a plan with --plan")]
     NoCache,
     /// `ats-plan` cannot be started.
     #[error("cannot start {} to make a plan: {source}", program.display())]
@@ -138,6 +138,43 @@ pub enum Error {
     IsaName {
         /// What was given.
         name: String,
+    },
+    /// A plan that needs more GPU memory than there is.
+    #[error(
+        "the plan needs {} MiB of GPU memory ({parts}), {} MiB are left under the ceiling",
+        needed_bytes.div_ceil(1 << 20), free_bytes >> 20
+    )]
+    GpuBudget {
+        /// All of it.
+        needed_bytes: u64,
+        /// What is left.
+        free_bytes: u64,
+        /// What for.
+        parts: String,
+    },
+    /// A streamed item that its slot does not hold.
+    #[error("item `{item}` needs {needed_bytes} bytes of its temporary slot, which has {slot_bytes}")]
+    SlotTooSmall {
+        /// The item.
+        item: String,
+        /// Bytes of its weights in the order of the slot.
+        needed_bytes: u64,
+        /// The slot's size.
+        slot_bytes: u64,
+    },
+    /// A streamed item with a state.
+    #[error("item `{item}` keeps a state between rounds, so it cannot be streamed to the GPU now and then")]
+    PromotedState {
+        /// The item.
+        item: String,
+    },
+    /// A schedule that the plan does not have.
+    #[error("there is no schedule {number}: the plan has {schedules}, counted from 0")]
+    NoSchedule {
+        /// What was asked for.
+        number: usize,
+        /// How many there are.
+        schedules: usize,
     },
     /// A fault of this program: the plan's verifier should have refused it.
     #[error("internal fault: {what}")]

@@ -32,7 +32,7 @@ impl SimMemory {
     }
 
     /// The host address of `bytes` bytes at `start`. Errors: not inside one region.
-    fn locate(&self, start: DevicePtr, bytes: u64) -> Result<*mut u8, DeviceError> {
+    pub fn locate(&self, start: DevicePtr, bytes: u64) -> Result<*mut u8, DeviceError> {
         let outside = || DeviceError::GpuAddress { address: start.0, bytes };
         let regions = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let (index, offset) = (start.0 / REGION_STRIDE, start.0 % REGION_STRIDE);

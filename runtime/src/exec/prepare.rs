@@ -7,7 +7,7 @@
 
 use super::barriers::place_barriers;
 use super::shared::{Place, Shared};
-use super::states::{KvType, StateLimits, States};
+use super::states::{KvType, StateLimits};
 use super::step::*;
 use super::weights::{Precision, WeightStore};
 use crate::Error;
@@ -39,11 +39,9 @@ pub struct Limits {
 #[derive(Debug)]
 pub struct Prepared {
     pub steps: Vec<Step>,
-    pub memory: Memory,
-    pub states: States,
     pub ropes: Vec<RopeTable>,
     pub shapes: Vec<AttentionShape>,
-    pub experts_max: usize,
+    pub sizes: Sizes,
     pub logits: Place,
 }
 
@@ -81,34 +79,45 @@ pub fn prepare(program: &Program, arena: &Arena, weights: &WeightStore, limits: 
     let logits = builder.place(View { value: program.logits, first_col: 0, cols: logits });
     let mut steps = builder.steps;
     place_barriers(&mut steps, arena.limits);
-    let ubatch_tokens = arena.limits.ubatch_tokens as usize;
     let ropes: Vec<RopeTable> = program.ropes.iter().map(|rope| rope_table(rope, weights)).collect();
-    let trig = ropes.iter().map(|table| {
-        let place = Place { base_bytes: 0, offset_bytes: 0, stride: table.cols(), cols: table.cols() };
-        (Shared::new(ubatch_tokens * table.cols() * 4), place)
-    });
-    let sizes = builder.sizes;
-    let memory = Memory {
-        values: Shared::new(arena.size_bytes as usize),
-        acts: sizes.acts.map(Shared::new),
-        trig: trig.collect(),
-        partials: Shared::new(sizes.partials),
-        groups: Shared::new(sizes.groups),
-        grouped: Shared::new(sizes.grouped),
-    };
-    let Limits { context_tokens, sequences, kv_type, .. } = limits;
-    let states = States::new(program, StateLimits { context_tokens, ubatch_tokens, sequences, kv_type });
-    Ok(Prepared { steps, memory, states, ropes, shapes: builder.shapes, experts_max: sizes.experts, logits })
+    let ubatch_tokens = arena.limits.ubatch_tokens as usize;
+    let trig = ropes.iter().map(|table| ubatch_tokens * table.cols() * 4).collect();
+    let sizes = Sizes { trig, ..builder.sizes };
+    Ok(Prepared { steps, ropes, shapes: builder.shapes, sizes, logits })
 }
 
-/// Bytes of the regions that hold no values.
-#[derive(Default)]
-struct Sizes {
-    acts: [usize; 2],
-    partials: usize,
-    groups: usize,
-    grouped: usize,
-    experts: usize,
+/// Bytes of the regions that hold no values, and the most experts of a layer.
+#[derive(Clone, Debug, Default)]
+pub struct Sizes {
+    pub acts: [usize; 2],
+    pub trig: Vec<usize>,
+    pub partials: usize,
+    pub groups: usize,
+    pub grouped: usize,
+    pub experts: usize,
+}
+
+impl Memory {
+    /// Memory for rounds: the values' region as given, all others as `take` gives them for their sizes.
+    pub fn new(values: Shared, sizes: &Sizes, ropes: &[RopeTable], take: &mut dyn FnMut(usize) -> Shared) -> Self {
+        let place = |cols| Place { base_bytes: 0, offset_bytes: 0, stride: cols, cols };
+        Memory {
+            values,
+            acts: sizes.acts.map(&mut *take),
+            trig: sizes.trig.iter().zip(ropes).map(|(&bytes, table)| (take(bytes), place(table.cols()))).collect(),
+            partials: take(sizes.partials),
+            groups: take(sizes.groups),
+            grouped: take(sizes.grouped),
+        }
+    }
+}
+
+impl Limits {
+    /// What bounds the states in rounds of so many tokens.
+    pub fn of_states(&self, ubatch_tokens: usize) -> StateLimits {
+        let Limits { context_tokens, sequences, kv_type, .. } = *self;
+        StateLimits { context_tokens, ubatch_tokens, sequences, kv_type }
+    }
 }
 
 struct Builder<'a> {

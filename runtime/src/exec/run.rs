@@ -6,11 +6,14 @@ use super::light::Rows;
 use super::prepare::{Limits, Memory, Prepared, prepare};
 use super::round::Round;
 use super::scratch::WorkerScratch;
-use super::shared::Place;
-use super::states::{Rewind, StateSnapshot, States};
+use super::shared::{Place, Shared};
+use super::states::{Piece, Rewind, StateSnapshot, States};
 use super::step::{Delta, Step, Task};
 use super::weights::{Precision, WeightStore};
 use crate::Error;
+use crate::hybrid::GpuSide;
+use crate::hybrid::build::{Hybrid, PartSteps};
+use device::gpu::Gpu;
 use device::team::{Team, Worker};
 use kernels::cpu::Isa;
 use kernels::cpu::ops::View;
@@ -18,9 +21,11 @@ use kernels::cpu::ops::conv::causal_conv_silu;
 use kernels::cpu::ops::delta::{DeltaInputs, DeltaShape, delta_net};
 use kernels::cpu::ops::rope::RopeTable;
 use plan_format::arena::{Arena, RoundLimits};
+use plan_format::artifact::Plan;
 use plan_format::program::{self, Program};
 use std::ops::Range;
-use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// Channels of a convolution that a worker claims at once.
 const CONV_CHANNELS: usize = 256;
@@ -29,6 +34,8 @@ const CONV_CHANNELS: usize = 256;
 pub struct Executor {
     weights: WeightStore,
     prepared: Prepared,
+    memory: Memory,
+    states: States,
     scratch: Vec<Mutex<WorkerScratch>>,
     team: Team,
     isa: Isa,
@@ -37,6 +44,8 @@ pub struct Executor {
     vocab: usize,
     /// Results of each operator, to look for the first that is not finite.
     watched: Vec<Vec<Watched>>,
+    /// The GPU's side, if one takes part.
+    hybrid: Option<Hybrid>,
 }
 
 /// A result of an operator.
@@ -68,21 +77,65 @@ impl Executor {
     ) -> Result<Self, Error> {
         let prepared = prepare(program, arena, &weights, limits)?;
         let tokens = arena.limits.ubatch_tokens as usize;
-        let scratch = || Mutex::new(WorkerScratch::new(&prepared.shapes, prepared.experts_max, tokens));
+        let values = Shared::new(arena.size_bytes as usize);
+        let states = States::new(program, limits.of_states(tokens), &mut |_, bytes| Some(Shared::new(bytes)));
+        Ok(Self::assemble((program, arena), weights, limits, (team, isa), (prepared, values, states)))
+    }
+
+    /// Prepares a plan that uses a GPU. All memory is taken here, on both sides.
+    /// Errors: too little of it, operators without kernels, schedules that do not fit.
+    pub fn with_gpu(
+        plan: &Plan,
+        weights: WeightStore,
+        limits: Limits,
+        (team, isa): (Team, Isa),
+        side: GpuSide,
+    ) -> Result<Self, Error> {
+        let (program, arena) = (&plan.program, &plan.arena);
+        let prepared = prepare(program, arena, &weights, limits)?;
+        let (hybrid, host) = Hybrid::new(plan, &weights, limits, &prepared, side)?;
+        let host = (prepared, host.values, host.states);
+        let executor = Self::assemble((program, arena), weights, limits, (team, isa), host);
+        Ok(Self { hybrid: Some(hybrid), ..executor })
+    }
+
+    fn assemble(
+        (program, arena): (&Program, &Arena),
+        weights: WeightStore,
+        limits: Limits,
+        (team, isa): (Team, Isa),
+        (prepared, values, states): (Prepared, Shared, States),
+    ) -> Self {
+        let tokens = arena.limits.ubatch_tokens as usize;
+        let scratch = || Mutex::new(WorkerScratch::new(&prepared.shapes, prepared.sizes.experts, tokens));
         let scratch = (0..team.threads()).map(|_| scratch()).collect();
         let vocab = program.vocab as usize;
         let watched = program.ops.iter().map(|op| watched(program, arena, op)).collect();
-        Ok(Self { weights, scratch, team, isa, limits, round_limits: arena.limits, vocab, prepared, watched })
+        let memory = Memory::new(values, &prepared.sizes, &prepared.ropes, &mut Shared::new);
+        let (round_limits, hybrid) = (arena.limits, None);
+        Self { weights, prepared, memory, states, scratch, team, isa, limits, round_limits, vocab, watched, hybrid }
     }
 
     /// Runs a round and returns its logits \[outputs, vocab\].
-    /// Errors: a round beyond the limits, a worker's fault.
+    /// Errors: a round beyond the limits, a worker's fault, a GPU that fails.
     pub fn run(&mut self, round: &Round) -> Result<View<'_>, Error> {
         self.check(round)?;
-        let context = Context::new(round, &self.prepared, &self.weights, (self.isa, self.limits.precision));
-        let (steps, scratch) = (&self.prepared.steps, &self.scratch);
+        match self.hybrid {
+            Some(_) => self.run_parts(round)?,
+            None => self.run_steps(round)?,
+        }
+        // SAFETY: the round is over, and the next needs `&mut self`.
+        Ok(unsafe { self.memory.values.view(self.prepared.logits, 0..round.outputs.len()) })
+    }
+
+    /// A round on the CPU alone.
+    fn run_steps(&mut self, round: &Round) -> Result<(), Error> {
+        let Self { prepared, memory, states, weights, isa, limits, scratch, team, .. } = self;
+        let (isa, precision, ropes) = (*isa, limits.precision, &prepared.ropes);
+        let context = Context { round, memory, states, weights, ropes, isa, precision };
+        let steps = &prepared.steps;
         let failure: Mutex<Option<Error>> = Mutex::new(None);
-        self.team.run(|worker| {
+        team.run(|worker| {
             let mut scratch = lock(&scratch[worker.index()]);
             for step in steps {
                 if let Err(error) = context.step(worker, &mut scratch, step) {
@@ -90,21 +143,58 @@ impl Executor {
                 }
             }
         })?;
-        if let Some(error) = lock(&failure).take() {
-            return Err(error);
+        lock(&failure).take().map_or(Ok(()), Err)
+    }
+
+    /// A round on CPU and GPU: worker 0 drives the GPU between its own work.
+    fn run_parts(&mut self, round: &Round) -> Result<(), Error> {
+        let Self { prepared, memory, states, weights, isa, limits, scratch, team, hybrid, .. } = self;
+        let Some(hybrid) = hybrid else { return Ok(()) };
+        let (isa, precision, ropes) = (*isa, limits.precision, &prepared.ropes);
+        let context = Context { round, memory, states, weights, ropes, isa, precision };
+        let turn = hybrid.turn(round);
+        team.set_active(hybrid.threads(turn.schedule));
+        let failure = Failure::default();
+        failure.note(lock(&hybrid.driver).begin(&turn, round));
+        let ended = team.run(|worker| {
+            let mut scratch = lock(&scratch[worker.index()]);
+            let drives = worker.index() == 0;
+            for (index, part) in hybrid.parts(turn.schedule).iter().enumerate() {
+                if drives && !failure.is_noted() {
+                    failure.note(lock(&hybrid.driver).before_part(&turn, index));
+                }
+                worker.barrier();
+                if failure.is_noted() {
+                    return;
+                }
+                failure.note_later(context.part(worker, &mut scratch, &prepared.steps, part));
+                if drives {
+                    failure.note(lock(&hybrid.driver).after_part(&turn, index));
+                }
+            }
+            if drives && !failure.is_noted() {
+                failure.note(lock(&hybrid.driver).finish(&turn));
+            }
+        });
+        let outcome = ended.map_err(Error::from).and_then(|()| failure.into_result());
+        if outcome.is_err() {
+            // What failed first is reported; a GPU that is lost is lost for the next round, too.
+            let _ = lock(&hybrid.driver).abandon();
         }
-        // SAFETY: the round is over, and the next needs `&mut self`.
-        Ok(unsafe { self.prepared.memory.values.view(self.prepared.logits, 0..round.outputs.len()) })
+        outcome
     }
 
     /// The first value of a round that is not finite, by name: a diagnosis after [`Self::run`] gave such logits. The
     /// round is run again, one operator at a time.
     pub fn first_non_finite(&mut self, round: &Round) -> Result<Option<String>, Error> {
         let found: Mutex<Option<String>> = Mutex::new(None);
-        let (prepared, watched) = (&self.prepared, &self.watched);
-        let context = Context::new(round, prepared, &self.weights, (self.isa, self.limits.precision));
-        let scratch = &self.scratch;
-        self.team.run(|worker| {
+        let Self { prepared, memory, states, weights, isa, limits, scratch, team, watched, hybrid, .. } = self;
+        if hybrid.is_some() {
+            return Ok(None);
+        }
+        let (isa, precision, ropes) = (*isa, limits.precision, &prepared.ropes);
+        let context = Context { round, memory, states, weights, ropes, isa, precision };
+        team.run(|worker| {
             let mut scratch = lock(&scratch[worker.index()]);
             for (index, step) in prepared.steps.iter().enumerate() {
                 // A fault of an operator shows as a missing diagnosis; the round itself has reported it.
@@ -143,22 +233,61 @@ impl Executor {
 
     /// How a sequence goes back to an earlier length.
     pub fn rewind(&self) -> Rewind {
-        self.prepared.states.rewind()
+        self.states.rewind()
     }
 
     /// Saves what moving the position does not bring back of a sequence that has `len_tokens`.
-    pub fn save(&mut self, sequence: u32, len_tokens: usize) -> StateSnapshot {
-        self.prepared.states.save(sequence, len_tokens)
+    /// Errors: a state on a GPU that is lost.
+    pub fn save(&mut self, sequence: u32, len_tokens: usize) -> Result<StateSnapshot, Error> {
+        let pieces = self.states.pieces(sequence, len_tokens);
+        let mut bytes = vec![0; pieces.iter().map(|piece| piece.bytes.len()).sum()];
+        let mut rest = bytes.as_mut_slice();
+        for piece in &pieces {
+            let (own, tail) = rest.split_at_mut(piece.bytes.len());
+            match (self.states.bytes_mut(piece), &self.hybrid) {
+                (Some(from), _) => own.copy_from_slice(from),
+                (None, Some(hybrid)) => hybrid.read_state(piece, own)?,
+                (None, None) => {}
+            }
+            rest = tail;
+        }
+        Ok(StateSnapshot::new(len_tokens, bytes))
     }
 
-    /// Puts them back.
-    pub fn restore(&mut self, sequence: u32, snapshot: &StateSnapshot) {
-        self.prepared.states.restore(sequence, snapshot);
+    /// Puts them back. Errors: a state on a GPU that is lost.
+    pub fn restore(&mut self, sequence: u32, snapshot: &StateSnapshot) -> Result<(), Error> {
+        let mut rest = snapshot.bytes();
+        for piece in self.states.pieces(sequence, snapshot.len_tokens()) {
+            let (own, tail) = rest.split_at(piece.bytes.len());
+            self.write_state(&piece, own)?;
+            rest = tail;
+        }
+        Ok(())
     }
 
-    /// Forgets a sequence.
-    pub fn clear(&mut self, sequence: u32) {
-        self.prepared.states.clear(sequence);
+    /// Forgets a sequence. Errors: a state on a GPU that is lost.
+    pub fn clear(&mut self, sequence: u32) -> Result<(), Error> {
+        let pieces: Vec<Piece> = self.states.floats(sequence).collect();
+        pieces.iter().try_for_each(|piece| self.write_state(piece, &vec![0; piece.bytes.len()]))
+    }
+
+    fn write_state(&mut self, piece: &Piece, bytes: &[u8]) -> Result<(), Error> {
+        match (self.states.bytes_mut(piece), &self.hybrid) {
+            (Some(to), _) => to.copy_from_slice(bytes),
+            (None, Some(hybrid)) => hybrid.write_state(piece, bytes)?,
+            (None, None) => {}
+        }
+        Ok(())
+    }
+
+    /// What a person should know of how the GPU takes part.
+    pub fn notes(&self) -> &[String] {
+        self.hybrid.as_ref().map_or(&[], |hybrid| &hybrid.notes)
+    }
+
+    /// The GPU that takes part.
+    pub fn gpu(&self) -> Option<&Arc<dyn Gpu>> {
+        self.hybrid.as_ref().map(|hybrid| &hybrid.gpu)
     }
 
     /// The CPU team.
@@ -178,7 +307,7 @@ impl Executor {
 
     /// Bytes of caches and states.
     pub fn state_bytes(&self) -> usize {
-        self.prepared.states.size_bytes()
+        self.states.size_bytes()
     }
 }
 
@@ -206,17 +335,40 @@ fn watched(program: &Program, arena: &Arena, op: &program::Op) -> Vec<Watched> {
     floats.map(watch).collect()
 }
 
-impl<'a> Context<'a> {
-    fn new(
-        round: &'a Round,
-        prepared: &'a Prepared,
-        weights: &'a WeightStore,
-        (isa, precision): (Isa, Precision),
-    ) -> Self {
-        let Prepared { memory, states, ropes, .. } = prepared;
-        Context { round, memory, states, weights, ropes, isa, precision }
+/// The first failure of a round.
+#[derive(Default)]
+struct Failure {
+    error: Mutex<Option<Error>>,
+    is_noted: AtomicBool,
+}
+
+impl Failure {
+    /// Notes an error, if it is one, and that the round is to end at the next barrier. Worker 0 only.
+    fn note(&self, outcome: Result<(), Error>) {
+        if outcome.is_err() {
+            self.note_later(outcome);
+            self.is_noted.store(true, Ordering::Release);
+        }
     }
 
+    /// Notes an error without an end to the round: workers must keep meeting at barriers.
+    fn note_later(&self, outcome: Result<(), Error>) {
+        if let Err(error) = outcome {
+            lock(&self.error).get_or_insert(error);
+        }
+    }
+
+    /// Whether the round is to end.
+    fn is_noted(&self) -> bool {
+        self.is_noted.load(Ordering::Acquire)
+    }
+
+    fn into_result(self) -> Result<(), Error> {
+        self.error.into_inner().unwrap_or_else(PoisonError::into_inner).map_or(Ok(()), Err)
+    }
+}
+
+impl Context<'_> {
     /// The first of these results that is not finite.
     fn non_finite(&self, results: &[Watched]) -> Option<String> {
         let bad = |result: &&Watched| {
@@ -237,8 +389,33 @@ impl Context<'_> {
         }
     }
 
+    /// This worker's share of a part of a round with a GPU. All meet at its end.
+    fn part(
+        &self,
+        worker: &Worker,
+        scratch: &mut WorkerScratch,
+        steps: &[Step],
+        part: &PartSteps,
+    ) -> Result<(), Error> {
+        let mut outcome = Ok(());
+        for step in &steps[part.first.clone()] {
+            outcome = outcome.and(self.task(worker, scratch, &step.task));
+        }
+        if !part.first.is_empty() {
+            worker.barrier();
+        }
+        let own = &steps[part.own.clone()];
+        for step in own {
+            outcome = outcome.and(self.step(worker, scratch, step));
+        }
+        if own.last().is_some_and(|last| !last.barrier) {
+            worker.barrier();
+        }
+        outcome
+    }
+
     /// This worker's part of a step, and the barrier after it.
-    fn step(&self, worker: &Worker, scratch: &mut WorkerScratch, step: &Step) -> Result<(), Error> {
+    pub fn step(&self, worker: &Worker, scratch: &mut WorkerScratch, step: &Step) -> Result<(), Error> {
         let result = self.task(worker, scratch, &step.task);
         let idle = matches!(&step.task, Task::AttentionJoin(join) if self.divided_segments(join).is_none());
         if step.barrier && !idle {

@@ -6,21 +6,35 @@
 use bytemuck::Pod;
 use kernels::cpu::matmul::Output;
 use kernels::cpu::ops::{View, ViewMut};
+use std::any::Any;
 use std::cell::UnsafeCell;
 use std::ops::Range;
+use std::sync::Arc;
 
 /// A cache line, so that regions start aligned for every vector width.
 #[repr(align(64))]
 #[derive(Clone, Copy)]
 struct Line(#[expect(dead_code, reason = "read and written through typed windows")] [u8; 64]);
 
-/// A zeroed region of shared memory.
+/// A region of shared memory, zeroed at first.
 pub struct Shared {
-    lines: Box<[UnsafeCell<Line>]>,
+    start: *mut u8,
+    size_bytes: usize,
+    /// Owns the memory, or keeps its owner alive.
+    _keeper: Keeper,
 }
 
-// SAFETY: access goes through `window` and `window_mut`, whose contracts exclude data races.
+/// What keeps a region's memory.
+enum Keeper {
+    Own { _lines: Box<[UnsafeCell<Line>]> },
+    Other { _owner: Arc<dyn Any + Send + Sync> },
+}
+
+// SAFETY: the memory is the keeper's, wherever the region goes.
+unsafe impl Send for Shared {}
+// SAFETY: access goes through views and slices, whose contracts exclude data races.
 unsafe impl Sync for Shared {}
+
 /// A matrix in a region: `[rows, cols]` of a value whose rows are `stride` elements apart.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Place {
@@ -46,16 +60,27 @@ impl Shared {
     /// A zeroed region of at least `size_bytes`.
     pub fn new(size_bytes: usize) -> Self {
         let lines = (0..size_bytes.div_ceil(64)).map(|_| UnsafeCell::new(Line([0; 64])));
-        Self { lines: lines.collect() }
+        let lines: Box<[UnsafeCell<Line>]> = lines.collect();
+        let (start, size_bytes) = (lines.as_ptr().cast_mut().cast(), lines.len() * 64);
+        Self { start, size_bytes, _keeper: Keeper::Own { _lines: lines } }
+    }
+
+    /// Memory of somebody else.
+    ///
+    /// # Safety
+    /// `start` is aligned to 64 bytes, and `size_bytes` initialised bytes there may be read and written as long as
+    /// `owner` lives, by the rules of this type.
+    pub unsafe fn of(start: *mut u8, size_bytes: usize, owner: Arc<dyn Any + Send + Sync>) -> Self {
+        Self { start, size_bytes, _keeper: Keeper::Other { _owner: owner } }
     }
 
     fn start(&self) -> *mut u8 {
-        self.lines.as_ptr().cast_mut().cast()
+        self.start
     }
 
     /// Size in bytes.
     pub fn size_bytes(&self) -> usize {
-        self.lines.len() * 64
+        self.size_bytes
     }
 
     #[track_caller]

@@ -13,6 +13,7 @@ use kernels::cpu::ops::kv::{KV_BLOCK, KvView, KvViewMut, slot};
 use plan_format::StateId;
 use plan_format::program::{Program, StateKind};
 use std::ops::Range;
+use std::sync::Arc;
 
 /// Element type of the key/value caches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,11 +34,39 @@ impl KvType {
     }
 }
 
-/// One state of the program with its memory for all sequences.
+/// Where a state's rows lie in its memory.
+#[derive(Clone, Debug)]
+pub enum StateLayout {
+    /// Keys and values, `slots` rows for all sequences.
+    Kv {
+        /// Columns of the keys.
+        k_cols: usize,
+        /// Columns of the values; 0 = they are the keys' first columns.
+        v_cols: usize,
+        /// Slots of all sequences.
+        slots: usize,
+        /// Physical block of each logical block, by sequence.
+        tables: Arc<Vec<Vec<u32>>>,
+        /// Its window, if it is shorter than the context.
+        ring: Option<Ring>,
+        /// Bytes of an element.
+        element_bytes: usize,
+    },
+    /// F32 of a convolution or a recurrence.
+    Floats {
+        /// Elements of one sequence.
+        per_sequence: usize,
+        /// Number of sequences.
+        sequences: usize,
+    },
+}
+
+/// One state of the program with its memory for all sequences: keys and values, or floats. No memory: the state lives
+/// on the GPU.
 #[derive(Debug)]
-enum Store {
-    Kv { k: Shared, v: Option<Shared>, k_cols: usize, v_cols: usize, tables: Vec<Vec<u32>>, ring: Option<Ring> },
-    Floats { memory: Shared, per_sequence: usize },
+struct Store {
+    layout: StateLayout,
+    memory: Vec<Shared>,
 }
 
 /// All states of a program.
@@ -45,6 +74,30 @@ enum Store {
 pub struct States {
     stores: Vec<Store>,
     kv_type: KvType,
+}
+
+/// Bytes of a state that a snapshot of one sequence keeps.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Piece {
+    /// The state.
+    pub state: StateId,
+    /// 0 = keys or floats, 1 = values.
+    pub region: usize,
+    /// Bytes of the region.
+    pub bytes: Range<usize>,
+    /// Which slots, of keys and values.
+    pub slots: Option<PieceSlots>,
+}
+
+/// Slots of a piece and the positions that they hold.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PieceSlots {
+    /// First slot.
+    pub first_slot: u32,
+    /// Its position; the others follow.
+    pub first_position: u32,
+    /// Number of slots.
+    pub count: u32,
 }
 
 /// A windowed cache that is shorter than the context.
@@ -72,11 +125,21 @@ pub enum Rewind {
 #[derive(Clone, Debug, PartialEq)]
 pub struct StateSnapshot {
     len_tokens: usize,
-    floats: Vec<Vec<f32>>,
-    windows: Vec<u8>,
+    /// Of all [`Piece`]s, in their order.
+    bytes: Vec<u8>,
 }
 
 impl StateSnapshot {
+    /// A snapshot of these bytes.
+    pub(crate) fn new(len_tokens: usize, bytes: Vec<u8>) -> Self {
+        StateSnapshot { len_tokens, bytes }
+    }
+
+    /// What was saved.
+    pub(crate) fn bytes(&self) -> &[u8] {
+        &self.bytes
+    }
+
     /// Length of the sequence when it was taken.
     pub fn len_tokens(&self) -> usize {
         self.len_tokens
@@ -85,7 +148,7 @@ impl StateSnapshot {
     /// One without content.
     #[cfg(test)]
     pub(crate) fn empty(len_tokens: usize) -> Self {
-        StateSnapshot { len_tokens, floats: Vec::new(), windows: Vec::new() }
+        StateSnapshot { len_tokens, bytes: Vec::new() }
     }
 }
 
@@ -102,23 +165,36 @@ pub struct StateLimits {
     pub kv_type: KvType,
 }
 
+/// Gives memory for a region of a state, or none if the state lives elsewhere.
+pub type TakeState<'a> = dyn FnMut(StateId, usize) -> Option<Shared> + 'a;
+
 impl States {
-    /// Zeroed states for a program.
-    pub fn new(program: &Program, limits: StateLimits) -> Self {
-        let stores = program.states.iter().map(|state| Store::new(state.kind, limits)).collect();
+    /// Zeroed states for a program, in memory from `take`.
+    pub fn new(program: &Program, limits: StateLimits, take: &mut TakeState<'_>) -> Self {
+        let store = |(index, state): (usize, &plan_format::program::State)| {
+            let layout = StateLayout::new(state.kind, limits);
+            let memory = layout.regions().into_iter().map_while(|bytes| take(StateId(index as u32), bytes)).collect();
+            Store { layout, memory }
+        };
+        let stores = program.states.iter().enumerate().map(store).collect();
         Self { stores, kv_type: limits.kv_type }
     }
 
-    /// Bytes of all states.
+    /// Bytes of all states that are here.
     pub fn size_bytes(&self) -> usize {
-        self.stores.iter().map(Store::size_bytes).sum()
+        self.stores.iter().flat_map(|store| &store.memory).map(Shared::size_bytes).sum()
+    }
+
+    /// Where a state's rows lie.
+    pub fn layout(&self, state: StateId) -> &StateLayout {
+        &self.stores[state.index()].layout
     }
 
     /// Physical block of each logical block of a sequence's cache.
     pub fn block_table(&self, state: StateId, sequence: u32) -> &[u32] {
-        match &self.stores[state.index()] {
-            Store::Kv { tables, .. } => &tables[sequence as usize],
-            Store::Floats { .. } => &[],
+        match self.layout(state) {
+            StateLayout::Kv { tables, .. } => &tables[sequence as usize],
+            StateLayout::Floats { .. } => &[],
         }
     }
 
@@ -127,10 +203,12 @@ impl States {
     /// # Safety
     /// No one writes the blocks that are read through the views.
     pub unsafe fn kv(&self, state: StateId) -> Option<(KvView<'_>, Option<KvView<'_>>)> {
-        let Store::Kv { k, v, k_cols, v_cols, .. } = &self.stores[state.index()] else { return None };
+        let Store { layout: StateLayout::Kv { k_cols, v_cols, .. }, memory } = &self.stores[state.index()] else {
+            return None;
+        };
         // SAFETY: as this function's contract.
         let view = |memory, cols| unsafe { kv_view(self.kv_type, memory, cols) };
-        Some((view(k, *k_cols), v.as_ref().map(|v| view(v, *v_cols))))
+        Some((view(memory.first()?, *k_cols), memory.get(1).map(|v| view(v, *v_cols))))
     }
 
     /// Keys and values of all sequences, writable.
@@ -138,10 +216,12 @@ impl States {
     /// # Safety
     /// No one else touches the slots that are written through the views.
     pub unsafe fn kv_mut(&self, state: StateId) -> Option<(KvViewMut<'_>, Option<KvViewMut<'_>>)> {
-        let Store::Kv { k, v, k_cols, v_cols, .. } = &self.stores[state.index()] else { return None };
+        let Store { layout: StateLayout::Kv { k_cols, v_cols, .. }, memory } = &self.stores[state.index()] else {
+            return None;
+        };
         // SAFETY: as this function's contract.
         let view = |memory, cols| unsafe { kv_view_mut(self.kv_type, memory, cols) };
-        Some((view(k, *k_cols), v.as_ref().map(|v| view(v, *v_cols))))
+        Some((view(memory.first()?, *k_cols), memory.get(1).map(|v| view(v, *v_cols))))
     }
 
     /// Rows `rows` of a sequence's convolution or recurrent state, as a matrix of `cols` columns.
@@ -149,101 +229,68 @@ impl States {
     /// # Safety
     /// No one else touches these rows while the view lives.
     pub unsafe fn rows_mut(&self, state: StateId, sequence: u32, rows: Range<usize>, cols: usize) -> ViewMut<'_> {
-        let (memory, per_sequence) = match &self.stores[state.index()] {
-            Store::Floats { memory, per_sequence } => (memory, *per_sequence),
-            Store::Kv { k, .. } => (k, 0),
+        let Store { layout, memory } = &self.stores[state.index()];
+        let per_sequence = match layout {
+            StateLayout::Floats { per_sequence, .. } => *per_sequence,
+            StateLayout::Kv { .. } => 0,
         };
         let offset_bytes = sequence as usize * per_sequence * 4;
         let place = Place { base_bytes: offset_bytes, offset_bytes, stride: cols, cols };
         // SAFETY: as this function's contract.
-        unsafe { memory.view_mut(place, rows) }
+        unsafe { memory[0].view_mut(place, rows) }
     }
 
     /// How a sequence goes back.
     pub fn rewind(&self) -> Rewind {
-        let rings = self.stores.iter().filter_map(|store| match store {
-            Store::Kv { ring, .. } => *ring,
-            Store::Floats { .. } => None,
+        let rings = self.stores.iter().filter_map(|store| match store.layout {
+            StateLayout::Kv { ring, .. } => ring,
+            StateLayout::Floats { .. } => None,
         });
         let tightest = |a: Ring, b: Ring| Ring {
             window_tokens: a.window_tokens.max(b.window_tokens),
             slots: a.slots.min(b.slots),
         };
-        if self.stores.iter().any(|store| matches!(store, Store::Floats { .. })) {
+        if self.stores.iter().any(|store| matches!(store.layout, StateLayout::Floats { .. })) {
             return Rewind::Snapshots;
         }
         rings.reduce(tightest).map_or(Rewind::Anywhere, Rewind::Ring)
     }
 
-    /// Copies what a sequence of `len_tokens` needs to come back to this length.
-    pub fn save(&mut self, sequence: u32, len_tokens: usize) -> StateSnapshot {
-        let floats = self.floats(sequence).map(|floats| floats.to_vec()).collect();
-        let windows = self.windows(sequence, len_tokens).concat();
-        StateSnapshot { len_tokens, floats, windows }
+    /// What a snapshot of a sequence of `len_tokens` keeps, in order: all floats, and the last window of each ring.
+    pub fn pieces(&self, sequence: u32, len_tokens: usize) -> Vec<Piece> {
+        let of_store = |(index, store): (usize, &Store)| store.layout.pieces(index, sequence, len_tokens);
+        self.stores.iter().enumerate().flat_map(of_store).collect()
     }
 
-    /// Puts saved states back. The snapshot must come from the same program.
-    pub fn restore(&mut self, sequence: u32, snapshot: &StateSnapshot) {
-        for (floats, saved) in self.floats(sequence).zip(&snapshot.floats) {
-            floats.copy_from_slice(saved);
-        }
-        let mut saved = snapshot.windows.as_slice();
-        for piece in self.windows(sequence, snapshot.len_tokens) {
-            let (head, tail) = saved.split_at(piece.len());
-            piece.copy_from_slice(head);
-            saved = tail;
-        }
+    /// The floats of a sequence, which are zero when it begins.
+    pub fn floats(&self, sequence: u32) -> impl Iterator<Item = Piece> {
+        self.pieces(sequence, 0).into_iter().filter(|piece| piece.slots.is_none())
     }
 
-    /// Zeroes a sequence's convolution and recurrent states: the start of a sequence.
-    pub fn clear(&mut self, sequence: u32) {
-        self.floats(sequence).for_each(|floats| floats.fill(0.0));
-    }
-
-    fn floats(&mut self, sequence: u32) -> impl Iterator<Item = &mut [f32]> {
-        self.stores.iter_mut().filter_map(move |store| match store {
-            Store::Floats { memory, per_sequence } => {
-                let offset_bytes = sequence as usize * *per_sequence * 4;
-                // SAFETY: `self` is borrowed exclusively, so no round is running.
-                Some(unsafe { memory.slice_mut(offset_bytes, *per_sequence) })
-            }
-            Store::Kv { .. } => None,
-        })
-    }
-
-    /// The bytes of the rings' slots that hold the last window of a sequence of `len_tokens`, always in one order.
-    fn windows(&mut self, sequence: u32, len_tokens: usize) -> Vec<&mut [u8]> {
-        let element_bytes = self.kv_type.size_bytes();
-        let mut pieces = Vec::new();
-        for store in &self.stores {
-            let Store::Kv { k, v, k_cols, v_cols, tables, ring: Some(ring) } = store else { continue };
-            for slots in window_slots(&tables[sequence as usize], *ring, len_tokens) {
-                for (memory, cols) in std::iter::once((k, *k_cols)).chain(v.as_ref().map(|v| (v, *v_cols))) {
-                    let row_bytes = cols * element_bytes;
-                    // SAFETY: `self` is borrowed exclusively, so no round is running, and a window is shorter than its
-                    // ring, so no slot comes twice.
-                    pieces.push(unsafe { memory.slice_mut(slots.start * row_bytes, slots.len() * row_bytes) });
-                }
-            }
-        }
-        pieces
+    /// The bytes of a piece; `None` if the state lives elsewhere.
+    pub fn bytes_mut(&mut self, piece: &Piece) -> Option<&mut [u8]> {
+        let memory = self.stores[piece.state.index()].memory.get(piece.region)?;
+        // SAFETY: `self` is borrowed exclusively, so no round is running, and so is the result.
+        Some(unsafe { memory.slice_mut(piece.bytes.start, piece.bytes.len()) })
     }
 }
 
-impl Store {
-    fn new(kind: StateKind, limits: StateLimits) -> Self {
+impl StateLayout {
+    /// The layout of a state.
+    pub fn new(kind: StateKind, limits: StateLimits) -> Self {
         match kind {
             StateKind::Kv { k_cols, v_cols, window_tokens } => {
                 let (ring_blocks, whole_blocks) = (ring_blocks(window_tokens, limits), ring_blocks(None, limits));
-                let slots = ring_blocks * KV_BLOCK * limits.sequences;
-                let region = |cols: u32| Shared::new(slots * cols as usize * limits.kv_type.size_bytes());
                 let tables = (0..limits.sequences).map(|sequence| block_table(sequence, ring_blocks, limits));
-                let v = (v_cols > 0).then(|| region(v_cols));
-                let (k_cols_, v_cols_) = (k_cols as usize, v_cols as usize);
-                let tables = tables.collect();
                 let ring = |window: u32| Ring { window_tokens: window as usize, slots: ring_blocks * KV_BLOCK };
-                let ring = window_tokens.filter(|_| ring_blocks < whole_blocks).map(ring);
-                Store::Kv { k: region(k_cols), v, k_cols: k_cols_, v_cols: v_cols_, tables, ring }
+                StateLayout::Kv {
+                    k_cols: k_cols as usize,
+                    v_cols: v_cols as usize,
+                    slots: ring_blocks * KV_BLOCK * limits.sequences,
+                    tables: Arc::new(tables.collect()),
+                    ring: window_tokens.filter(|_| ring_blocks < whole_blocks).map(ring),
+                    element_bytes: limits.kv_type.size_bytes(),
+                }
             }
             StateKind::Conv { channels, taps } => Self::floats(channels as usize * (taps as usize - 1), limits),
             StateKind::Recurrent { value_heads, head_cols } => {
@@ -253,13 +300,41 @@ impl Store {
     }
 
     fn floats(per_sequence: usize, limits: StateLimits) -> Self {
-        Store::Floats { memory: Shared::new(per_sequence * limits.sequences * 4), per_sequence }
+        StateLayout::Floats { per_sequence, sequences: limits.sequences }
     }
 
-    fn size_bytes(&self) -> usize {
+    /// Bytes of its regions: keys and values, or floats.
+    pub fn regions(&self) -> Vec<usize> {
+        match *self {
+            StateLayout::Kv { k_cols, v_cols, slots, element_bytes, .. } => {
+                [k_cols, v_cols].into_iter().filter(|&cols| cols > 0).map(|cols| slots * cols * element_bytes).collect()
+            }
+            StateLayout::Floats { per_sequence, sequences } => vec![per_sequence * sequences * 4],
+        }
+    }
+
+    fn pieces(&self, index: usize, sequence: u32, len_tokens: usize) -> Vec<Piece> {
+        let state = StateId(index as u32);
         match self {
-            Store::Kv { k, v, .. } => k.size_bytes() + v.as_ref().map_or(0, Shared::size_bytes),
-            Store::Floats { memory, .. } => memory.size_bytes(),
+            StateLayout::Floats { per_sequence, .. } => {
+                let first = sequence as usize * per_sequence * 4;
+                vec![Piece { state, region: 0, bytes: first..first + per_sequence * 4, slots: None }]
+            }
+            StateLayout::Kv { k_cols, v_cols, tables, ring: Some(ring), element_bytes, .. } => {
+                let cols = [*k_cols, *v_cols].into_iter().enumerate().filter(|(_, cols)| *cols > 0);
+                let regions: Vec<(usize, usize)> = cols.map(|(region, cols)| (region, cols * element_bytes)).collect();
+                let piece = |(position, slots): (usize, Range<usize>)| {
+                    let (first_slot, first_position, count) = (slots.start as u32, position as u32, slots.len() as u32);
+                    let held = Some(PieceSlots { first_slot, first_position, count });
+                    let piece = move |&(region, row_bytes): &(usize, usize)| {
+                        let bytes = slots.start * row_bytes..slots.end * row_bytes;
+                        Piece { state, region, bytes, slots: held }
+                    };
+                    regions.iter().map(piece).collect::<Vec<_>>()
+                };
+                window_slots(&tables[sequence as usize], *ring, len_tokens).flat_map(piece).collect()
+            }
+            StateLayout::Kv { ring: None, .. } => Vec::new(),
         }
     }
 }
@@ -271,14 +346,14 @@ fn ring_blocks(window_tokens: Option<u32>, limits: StateLimits) -> usize {
     window_tokens.map_or(whole, |window| ring(window).min(whole))
 }
 
-/// Runs of slots of the last window of `len_tokens`, oldest first.
-fn window_slots(table: &[u32], ring: Ring, len_tokens: usize) -> impl Iterator<Item = Range<usize>> {
+/// Runs of slots of the last window of `len_tokens` with their first positions, oldest first.
+fn window_slots(table: &[u32], ring: Ring, len_tokens: usize) -> impl Iterator<Item = (usize, Range<usize>)> {
     let first = len_tokens.saturating_sub(ring.window_tokens);
     let starts = std::iter::once(first).chain((first / KV_BLOCK + 1..).map(|block| block * KV_BLOCK));
     starts.take_while(move |&start| start < len_tokens).map(move |start| {
         let end = len_tokens.min((start / KV_BLOCK + 1) * KV_BLOCK);
         let slot = slot(table, start as u32) as usize;
-        slot..slot + end - start
+        (start, slot..slot + end - start)
     })
 }
 
@@ -327,11 +402,13 @@ mod tests {
     fn a_window_is_found_in_its_ring() {
         let ring = Ring { window_tokens: 100, slots: 192 };
         let table = block_table(1, 3, LIMITS);
-        let slots = |len_tokens| window_slots(&table, ring, len_tokens).collect::<Vec<_>>();
+        let slots = |len_tokens| window_slots(&table, ring, len_tokens).map(|(_, slots)| slots).collect::<Vec<_>>();
         assert!(slots(0).is_empty());
         assert_eq!(slots(30), Vec::from_iter(Some(192..222)), "the second sequence's blocks begin at slot 192");
         assert_eq!(slots(150), [242..256, 256..320, 320..342]);
         assert_eq!(slots(200), [292..320, 320..384, 192..200], "position 192 is in the first block again");
+        let positions: Vec<usize> = window_slots(&table, ring, 200).map(|(position, _)| position).collect();
+        assert_eq!(positions, [100, 128, 192]);
     }
 
     #[test]

@@ -1,7 +1,22 @@
-//! Where everything lies in GPU memory. Filled once at load. Next: `ops.rs`, which makers see of it.
+//! GPU memory: what a plan needs, checked against the ceiling before anything is taken, then taken and filled.
+//!
+//! Regions: resident weights with the small ones, states, activations with the round's inputs and angles, slots with
+//! staging, the maker's own. Everything stays where it is for good. Not here: what moves in a round (`driver.rs`).
+//! Next: `states.rs`.
 
-use super::ops::{GpuSmall, GpuState, GpuWeight};
-use device::gpu::DevicePtr;
+use super::inputs::InputLayout;
+use super::ops::{GpuInputs, GpuKv, GpuSmall, GpuState, GpuWeight, OpMaker, Sizes, WeightShape};
+use crate::Error;
+use crate::exec::WeightStore;
+use crate::exec::states::{StateLayout, StateLimits};
+use device::gpu::{DevicePtr, DeviceRegion, Gpu};
+use kernels::cuda::{GpuLayout, tile_rows};
+use kernels::quant::{pack_panels, packed_bytes, panels};
+use plan_format::arena::Arena;
+use plan_format::program::{Program, WeightRole};
+use plan_format::schedule::{Layout, Slots};
+use plan_format::{StateId, WeightId};
+use std::ops::Range;
 
 /// Addresses by index into the program's tables.
 #[derive(Debug)]
@@ -18,4 +33,327 @@ pub struct GpuMap {
     pub states: Vec<Option<GpuState>>,
     /// Angles of each rotary table.
     pub trig: Vec<DevicePtr>,
+    /// The round's inputs.
+    pub inputs: GpuInputs,
+}
+
+/// Alignment of everything that is placed.
+const ALIGNMENT_BYTES: u64 = 256;
+/// Rows that are brought into another order at once.
+const PIECE_ROWS: usize = 1024;
+
+/// What memory is planned for.
+#[derive(Clone, Copy)]
+pub struct Tenants<'a> {
+    /// The program.
+    pub program: &'a Program,
+    /// Its arena.
+    pub arena: &'a Arena,
+    /// The weights as the host has them, and the file.
+    pub weights: &'a WeightStore,
+    /// Orders of bytes as planned, by weight.
+    pub layouts: &'a [Vec<Layout>],
+    /// Items that are resident.
+    pub resident: &'a [bool],
+    /// Items that any schedule executes on the GPU, resident ones included.
+    pub on_gpu: &'a [bool],
+    /// Temporary memory.
+    pub slots: &'a Slots,
+    /// What bounds states.
+    pub state_limits: StateLimits,
+}
+
+/// All that was taken.
+pub struct GpuMemory {
+    /// Who lies where.
+    pub map: GpuMap,
+    /// Slots and staging.
+    pub slots: DeviceRegion,
+    /// The maker's.
+    pub scratch: DeviceRegion,
+    /// The round's inputs.
+    pub inputs: DeviceRegion,
+}
+
+/// Consecutive places in a region, handed out before its address is known.
+#[derive(Clone, Copy, Debug, Default)]
+struct Places {
+    end_bytes: u64,
+}
+
+impl Places {
+    fn add(&mut self, bytes: u64) -> u64 {
+        let start = self.end_bytes;
+        self.end_bytes = (start + bytes).next_multiple_of(ALIGNMENT_BYTES);
+        start
+    }
+}
+
+/// Offsets of everything in its region.
+struct Layouts {
+    weights: Places,
+    states: Places,
+    arena: Places,
+    large: Vec<Option<(u64, Layout, u64)>>,
+    small: Vec<Option<u64>>,
+    kept: Vec<Option<StatePlaces>>,
+    values: u64,
+    inputs: u64,
+    trig: Vec<u64>,
+}
+
+struct StatePlaces {
+    layout: StateLayout,
+    regions: Vec<u64>,
+    slot_arrays: [u64; 2],
+}
+
+impl Tenants<'_> {
+    /// Weights that operators of some items read.
+    fn weights_of(&self, items: &[bool]) -> Vec<bool> {
+        let mut used = vec![false; self.program.weights.len()];
+        for op in self.program.ops.iter().filter(|op| items[op.item.index()]) {
+            op.kind.weights().for_each(|weight| used[weight.index()] = true);
+        }
+        used
+    }
+
+    fn layouts(&self, maker: &dyn OpMaker, inputs: &InputLayout, ropes: &[u64]) -> Result<Layouts, Error> {
+        let (mut weights, mut states, mut arena) = (Places::default(), Places::default(), Places::default());
+        let (resident, touched) = (self.weights_of(self.resident), self.weights_of(self.on_gpu));
+        let (mut large, mut small) = (Vec::new(), Vec::new());
+        for (index, weight) in self.program.weights.iter().enumerate() {
+            let shape = self.weights.shape(WeightId(index as u32));
+            let is_small = weight.role == WeightRole::Small;
+            small.push((is_small && touched[index]).then(|| weights.add(shape.elements() * 4)));
+            large.push(if !is_small && resident[index] {
+                let planned = self.layouts.get(index).and_then(|parts| parts.first()).copied();
+                let layout = maker.resident_layout(&shape, planned.unwrap_or(Layout::Gguf));
+                let stride = matrix_bytes(&shape, layout)?;
+                Some((weights.add(stride * shape.stack as u64), layout, stride))
+            } else {
+                None
+            });
+        }
+        let kept = self.resident_states().into_iter().map(|layout| layout.map(|l| StatePlaces::new(l, &mut states)));
+        let kept = kept.collect();
+        let values = arena.add(self.arena.size_bytes);
+        let inputs = arena.add(inputs.size_bytes);
+        let trig = ropes.iter().map(|&bytes| arena.add(bytes)).collect();
+        Ok(Layouts { weights, states, arena, large, small, kept, values, inputs, trig })
+    }
+
+    /// Layout of each state that lives on the GPU.
+    pub fn resident_states(&self) -> Vec<Option<StateLayout>> {
+        let mut layouts = vec![None; self.program.states.len()];
+        for (item, _) in self.program.items.iter().zip(self.resident).filter(|(_, resident)| **resident) {
+            for state in &item.states {
+                let kind = self.program.states[state.index()].kind;
+                layouts[state.index()] = Some(StateLayout::new(kind, self.state_limits));
+            }
+        }
+        layouts
+    }
+
+    /// Takes all memory, and uploads the weights. Errors: more than the ceiling leaves, before anything is taken.
+    pub fn move_in(
+        &self,
+        gpu: &dyn Gpu,
+        maker: &dyn OpMaker,
+        inputs: &InputLayout,
+        trig_bytes: &[u64],
+        sizes: &Sizes,
+    ) -> Result<GpuMemory, Error> {
+        let layouts = self.layouts(maker, inputs, trig_bytes)?;
+        let scratch_bytes = maker.scratch_bytes(self.program, sizes)?;
+        let wanted = [
+            ("resident weights", layouts.weights.end_bytes),
+            ("states of resident items", layouts.states.end_bytes),
+            ("activations", layouts.arena.end_bytes),
+            ("temporary slots", self.slots.total_bytes()),
+            ("working memory of kernels", scratch_bytes),
+        ];
+        check_budget(gpu, &wanted)?;
+        let take = |(purpose, bytes): (&str, u64)| gpu.take_memory(bytes.max(1), purpose);
+        let [weights, states, arena, slots, scratch] = wanted;
+        let (weights, states, arena) = (take(weights)?, take(states)?, take(arena)?);
+        let (slots, scratch) = (take(slots)?, take(scratch)?);
+        let map = layouts.map(self, [weights.start, states.start, arena.start], inputs);
+        self.upload(gpu, &map)?;
+        zero_states(gpu, states)?;
+        for state in map.states.iter().flatten() {
+            mark_empty(gpu, state)?;
+        }
+        let inputs = DeviceRegion { start: arena.start.offset(layouts.inputs), bytes: inputs.size_bytes };
+        Ok(GpuMemory { map, slots, scratch, inputs })
+    }
+
+    fn upload(&self, gpu: &dyn Gpu, map: &GpuMap) -> Result<(), Error> {
+        for (index, small) in map.smalls.iter().enumerate() {
+            if let Some(small) = small {
+                gpu.upload(small.start, bytemuck::cast_slice(self.weights.small(WeightId(index as u32))))?;
+            }
+        }
+        let large = map.weights.iter().enumerate().filter_map(|(index, weight)| Some((index, weight.as_ref()?)));
+        for (index, weight) in large {
+            for slice in 0..weight.shape.stack {
+                let to = weight.start.offset(slice as u64 * weight.stride_bytes);
+                upload_matrix(gpu, self.weights.file_matrix(WeightId(index as u32), slice), weight, to)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+fn check_budget(gpu: &dyn Gpu, wanted: &[(&'static str, u64)]) -> Result<(), Error> {
+    let needed_bytes: u64 = wanted.iter().map(|(_, bytes)| bytes.next_multiple_of(ALIGNMENT_BYTES)).sum();
+    let free_bytes = gpu.memory()?.free_bytes;
+    if needed_bytes <= free_bytes {
+        return Ok(());
+    }
+    let parts = wanted.iter().map(|(what, bytes)| format!("{what} {} MiB", bytes.div_ceil(1 << 20)));
+    let parts = parts.collect::<Vec<_>>().join(", ");
+    Err(Error::GpuBudget { needed_bytes, free_bytes, parts })
+}
+
+/// Caches are zeroed once, so that what was never written is at least a number.
+fn zero_states(gpu: &dyn Gpu, states: DeviceRegion) -> Result<(), Error> {
+    const PIECE_BYTES: u64 = 4 << 20;
+    let zeros = vec![0; PIECE_BYTES.min(states.bytes) as usize];
+    for start in (0..states.bytes).step_by(PIECE_BYTES as usize) {
+        let piece = &zeros[..PIECE_BYTES.min(states.bytes - start) as usize];
+        gpu.upload(states.start.offset(start), piece)?;
+    }
+    Ok(())
+}
+
+/// No slot of a new cache holds a position.
+fn mark_empty(gpu: &dyn Gpu, state: &GpuState) -> Result<(), Error> {
+    if let GpuState::Kv(kv) = state {
+        let nothing = vec![-1_i32; kv.slots as usize];
+        for array in [kv.slot_positions, kv.slot_sequences] {
+            gpu.upload(array, bytemuck::cast_slice(&nothing))?;
+        }
+    }
+    Ok(())
+}
+
+impl StatePlaces {
+    fn new(layout: StateLayout, states: &mut Places) -> Self {
+        let regions = layout.regions().into_iter().map(|bytes| states.add(bytes as u64)).collect();
+        let slots = match layout {
+            StateLayout::Kv { slots, .. } => slots as u64,
+            StateLayout::Floats { .. } => 0,
+        };
+        let slot_arrays = [states.add(slots * 4), states.add(slots * 4)];
+        StatePlaces { layout, regions, slot_arrays }
+    }
+
+    fn at(&self, start: DevicePtr, inputs: &InputLayout, inputs_start: DevicePtr) -> GpuState {
+        match &self.layout {
+            StateLayout::Floats { per_sequence, .. } => {
+                GpuState::Floats { start: start.offset(self.regions[0]), per_sequence: *per_sequence as u64 }
+            }
+            StateLayout::Kv { k_cols, v_cols, slots, tables, .. } => {
+                let [slot_positions, slot_sequences] = self.slot_arrays.map(|offset| start.offset(offset));
+                let geometry = inputs.geometry(*slots).map(|geometry| geometry.at(inputs_start));
+                let (token_slots, n_slots) = geometry.unwrap_or((inputs_start, inputs_start));
+                GpuState::Kv(GpuKv {
+                    keys: start.offset(self.regions[0]),
+                    values: self.regions.get(1).map(|&offset| start.offset(offset)),
+                    k_cols: *k_cols as u32,
+                    v_cols: *v_cols as u32,
+                    slots: *slots as u32,
+                    slot_positions,
+                    slot_sequences,
+                    token_slots,
+                    n_slots,
+                    tables: tables.clone(),
+                })
+            }
+        }
+    }
+}
+
+impl Layouts {
+    fn map(&self, tenants: &Tenants, [weights, states, arena]: [DevicePtr; 3], inputs: &InputLayout) -> GpuMap {
+        let shape = |index: usize| tenants.weights.shape(WeightId(index as u32));
+        let large = |(index, place): (usize, &Option<(u64, Layout, u64)>)| {
+            let (offset, layout, stride_bytes) = (*place)?;
+            let start = weights.offset(offset);
+            Some(GpuWeight { shape: shape(index), layout, start, stride_bytes, places: None })
+        };
+        let small = |(index, place): (usize, &Option<u64>)| {
+            let start = weights.offset((*place)?);
+            Some(GpuSmall { start, len: shape(index).elements() as usize })
+        };
+        let inputs_start = arena.offset(self.inputs);
+        let state = |place: &Option<StatePlaces>| Some(place.as_ref()?.at(states, inputs, inputs_start));
+        GpuMap {
+            arena: arena.offset(self.values),
+            value_offsets_bytes: tenants.arena.offsets_bytes.clone(),
+            weights: self.large.iter().enumerate().map(large).collect(),
+            smalls: self.small.iter().enumerate().map(small).collect(),
+            states: self.kept.iter().map(state).collect(),
+            trig: self.trig.iter().map(|&offset| arena.offset(offset)).collect(),
+            inputs: inputs.at(inputs_start),
+        }
+    }
+}
+
+impl GpuMap {
+    /// Where bytes of a state's region lie; `None` if the state is not on the GPU.
+    pub fn state_bytes(&self, state: StateId, region: usize, bytes: &Range<usize>) -> Option<DevicePtr> {
+        let start = match (self.states[state.index()].as_ref()?, region) {
+            (GpuState::Floats { start, .. }, _) => *start,
+            (GpuState::Kv(kv), 0) => kv.keys,
+            (GpuState::Kv(kv), _) => kv.values?,
+        };
+        Some(start.offset(bytes.start as u64))
+    }
+}
+
+impl WeightShape {
+    /// Numbers of all matrices.
+    pub fn elements(&self) -> u64 {
+        (self.rows * self.cols * self.stack) as u64
+    }
+}
+
+/// Bytes from one matrix of a stack to the next.
+pub fn matrix_bytes(shape: &WeightShape, layout: Layout) -> Result<u64, Error> {
+    let WeightShape { ty, rows, cols, .. } = *shape;
+    Ok(match layout {
+        Layout::Gguf => (ty.row_bytes(cols)? * rows) as u64,
+        Layout::CpuPanel16 => packed_bytes(ty, rows, cols)?.next_multiple_of(64) as u64,
+        Layout::GpuTiled => (GpuLayout::Tiled.row_bytes(ty, cols)? * rows) as u64,
+    })
+}
+
+/// Brings a matrix from the file's order into its own, piece by piece, and uploads it.
+fn upload_matrix(gpu: &dyn Gpu, file: &[u8], weight: &GpuWeight, to: DevicePtr) -> Result<(), Error> {
+    let WeightShape { ty, rows, cols, .. } = weight.shape;
+    let row_bytes = ty.row_bytes(cols)?;
+    for first in (0..rows).step_by(PIECE_ROWS) {
+        let last = rows.min(first + PIECE_ROWS);
+        let source = &file[first * row_bytes..last * row_bytes];
+        match weight.layout {
+            Layout::Gguf => gpu.upload(to.offset((first * row_bytes) as u64), source)?,
+            Layout::CpuPanel16 => {
+                let panel_bytes = packed_bytes(ty, 1, cols)?;
+                let range = first / 16..panels(last);
+                let mut packed = vec![0; range.len() * panel_bytes];
+                let at = to.offset((range.start * panel_bytes) as u64);
+                pack_panels(ty, file, rows, cols, range, &mut packed)?;
+                gpu.upload(at, &packed)?;
+            }
+            Layout::GpuTiled => {
+                let tiled_bytes = GpuLayout::Tiled.row_bytes(ty, cols)?;
+                let mut tiled = vec![0; (last - first) * tiled_bytes];
+                tile_rows(ty, cols, source, &mut tiled)?;
+                gpu.upload(to.offset((first * tiled_bytes) as u64), &tiled)?;
+            }
+        }
+    }
+    Ok(())
 }

@@ -1,7 +1,21 @@
 //! CPU and GPU together: which parts of a round run where, in what order, and what moves between them.
 //!
-//! `ops.rs` is the seam to each kind of GPU. Not here: the CPU's operators (`exec`), ordering rules
-//! (`device::timeline`), decisions (the plan). Next: `ops.rs`.
+//! At load `memory.rs` takes GPU memory, `script.rs` turns each schedule into CPU parts and a GPU queue, `bound.rs` makes
+//! the operators through the kind of GPU at hand (`ops.rs`, `sim.rs`). In a round `driver.rs` queues and hands over.
+//! Not here: the CPU's operators (`exec`), ordering rules (`device::timeline`), decisions (the plan). Next: `ops.rs`.
 
-mod memory;
+pub(crate) mod bound;
+pub(crate) mod build;
+pub(crate) mod choose;
+mod crossings;
+pub mod cuda;
+pub(crate) mod driver;
+pub(crate) mod inputs;
+pub(crate) mod memory;
 pub mod ops;
+mod script;
+pub mod sim;
+pub(crate) mod states;
+
+pub use build::GpuSide;
+pub use driver::HandOver;

@@ -1,0 +1,197 @@
+//! Putting it together at load: a plan, its weights on the host, and a GPU become a [`Hybrid`].
+//! Next: `memory.rs`, `bound.rs`.
+
+use super::bound::{Binder, Made};
+use super::choose::{Table, context_of};
+use super::crossings::{ItemAccess, ops};
+use super::driver::{Driver, HandOver, Parts, Turn};
+use super::inputs::{InputLayout, Inputs, mapped_memory};
+use super::memory::{GpuMap, Tenants};
+use super::ops::{OpMaker, RoundArgs, Sizes};
+use crate::Error;
+use crate::exec::prepare::{Limits, Prepared};
+use crate::exec::shared::Shared;
+use crate::exec::states::{Piece, States};
+use crate::exec::{Round, WeightStore};
+use device::DeviceError;
+use device::gpu::Gpu;
+use device::timeline::Timeline;
+use plan_format::artifact::Plan;
+use plan_format::schedule::Home;
+use std::ops::Range;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+/// How long a GPU may be silent before it is given up.
+const SILENCE_MAX: Duration = Duration::from_secs(60);
+
+/// The GPU that takes part.
+pub struct GpuSide {
+    /// The GPU.
+    pub gpu: Arc<dyn Gpu>,
+    /// Who makes its operators.
+    pub maker: Box<dyn OpMaker>,
+    /// Part of expected switch times that the GPU itself adds.
+    pub hand_over: HandOver,
+    /// Schedule that is always taken in its phase.
+    pub pinned_schedule: Option<usize>,
+}
+
+/// What a round with a GPU needs besides the CPU's side.
+pub struct Hybrid {
+    /// Worker 0's side.
+    pub driver: Mutex<Driver>,
+    /// Where everything lies on the GPU.
+    pub map: GpuMap,
+    /// The GPU.
+    pub gpu: Arc<dyn Gpu>,
+    table: Table,
+    /// Steps of each part, by schedule.
+    parts: Vec<Vec<PartSteps>>,
+    /// What a person should know: memory that could not be pinned.
+    pub notes: Vec<String>,
+}
+
+/// Steps of a CPU part.
+#[derive(Clone, Debug)]
+pub struct PartSteps {
+    /// Those of all rounds (angles), before the first part's own.
+    pub first: Range<usize>,
+    /// The part's own.
+    pub own: Range<usize>,
+}
+
+/// The CPU's memory when a GPU takes part.
+pub struct HostSide {
+    /// Values: mapped memory.
+    pub values: Shared,
+    /// States of host items.
+    pub states: States,
+}
+
+impl Hybrid {
+    /// Takes memory on both sides, uploads, makes operators.
+    /// Errors: too little GPU memory, an operator without kernel, schedules that do not fit.
+    pub fn new(
+        plan: &Plan,
+        weights: &WeightStore,
+        limits: Limits,
+        prepared: &Prepared,
+        side: GpuSide,
+    ) -> Result<(Hybrid, HostSide), Error> {
+        let GpuSide { gpu, maker, hand_over, pinned_schedule } = side;
+        check(plan, pinned_schedule)?;
+        let Plan { program, arena, placement, slots, .. } = plan;
+        let resident: Vec<bool> = placement.homes.iter().map(|home| *home == Home::Resident).collect();
+        let mut on_gpu = resident.clone();
+        for promotion in plan.schedules.iter().flat_map(|schedule| &schedule.promotions) {
+            on_gpu[promotion.item.index()] = true;
+        }
+        let state_limits = limits.of_states(arena.limits.ubatch_tokens as usize);
+        let layouts = &plan.layouts;
+        let (resident, on_gpu) = (&resident[..], &on_gpu[..]);
+        let tenants = Tenants { program, arena, weights, layouts, resident, on_gpu, slots, state_limits };
+        let here = tenants.resident_states();
+        let input_layout = InputLayout::new(arena.limits, limits.sequences, here.iter().flatten());
+        let sizes = Sizes {
+            limits: arena.limits,
+            context_tokens: limits.context_tokens as u32,
+            sequences: limits.sequences as u32,
+            kv_bytes: limits.kv_type.size_bytes() as u32,
+        };
+        let trig_bytes: Vec<u64> = prepared.sizes.trig.iter().map(|&bytes| bytes as u64).collect();
+        let notes = pin(&*gpu, weights)?.into_iter().collect();
+        let memory = tenants.move_in(&*gpu, &*maker, &input_layout, &trig_bytes, &sizes)?;
+        let host_arena = gpu.take_mapped(arena.size_bytes.max(1), "the host's activations")?;
+        let inputs = Inputs::new(&gpu, input_layout)?;
+        let binder =
+            Binder { program, arena, placement, slots, sizes, weights, memory: &memory, host_arena, maker: &*maker };
+        let (access, mut made) = (ItemAccess::new(program), Made::default());
+        let bound = plan.schedules.iter().map(|schedule| binder.bind(&access, schedule, &mut made));
+        let bound = bound.collect::<Result<Vec<_>, Error>>()?;
+        let (from, bytes) = inputs.device();
+        let mut prologue = vec![maker.copier(from, memory.inputs.start, bytes)?];
+        prologue.extend(maker.prologue(&binder.env(&[]))?);
+        let timeline = Timeline::new(Arc::clone(&gpu), slots.slots.len(), SILENCE_MAX)?;
+        let parts = Parts { timeline, bound, prologue, inputs, host_arena: host_arena.device, hand_over };
+        let driver = Driver::new(parts, program, &arena.offsets_bytes);
+        let part_steps = |schedule| steps_of_parts(plan, prepared, &driver, schedule);
+        let parts = (0..plan.schedules.len()).map(part_steps).collect();
+        let mut take = |state: plan_format::StateId, bytes| here[state.index()].is_none().then(|| Shared::new(bytes));
+        let states = States::new(program, state_limits, &mut take);
+        let host = HostSide { values: mapped_memory(&gpu, host_arena), states };
+        let table = Table::new(plan, pinned_schedule);
+        let map = memory.map;
+        Ok((Hybrid { driver: Mutex::new(driver), map, gpu, table, parts, notes }, host))
+    }
+
+    /// What a round is for the driver.
+    pub fn turn(&self, round: &Round) -> Turn<'_> {
+        let schedule = self.table.choose(round);
+        let (case, cpu_us) = self.table.expected(schedule, round);
+        let (tokens, outputs) = (round.tokens.len() as u32, round.outputs.len() as u32);
+        let args = RoundArgs { tokens, outputs, context_tokens: context_of(round) };
+        Turn { schedule, args, case, cpu_us }
+    }
+
+    /// Reads a state's bytes from the GPU. Errors: the GPU is lost.
+    pub fn read_state(&self, piece: &Piece, into: &mut [u8]) -> Result<(), Error> {
+        super::states::read(&*self.gpu, &self.map, piece, into)
+    }
+
+    /// Writes a state's bytes to the GPU. Errors: the GPU is lost.
+    pub fn write_state(&self, piece: &Piece, from: &[u8]) -> Result<(), Error> {
+        super::states::write(&*self.gpu, &self.map, piece, from)
+    }
+
+    /// Steps of a schedule's CPU parts.
+    pub fn parts(&self, schedule: usize) -> &[PartSteps] {
+        &self.parts[schedule]
+    }
+
+    /// CPU threads of a schedule.
+    pub fn threads(&self, schedule: usize) -> usize {
+        self.table.threads(schedule)
+    }
+}
+
+/// Pins host weights that may be streamed. What refuses it is worth a note: it costs speed only.
+/// Errors: the GPU is lost.
+fn pin(gpu: &dyn Gpu, weights: &WeightStore) -> Result<Option<String>, Error> {
+    match weights.pinned().map(|region| gpu.pin(region)) {
+        Some(Err(refused @ DeviceError::PinRefused { .. })) => Ok(Some(refused.to_string())),
+        Some(outcome) => Ok(outcome.map(|()| None)?),
+        None => Ok(None),
+    }
+}
+
+fn steps_of_parts(plan: &Plan, prepared: &Prepared, driver: &Driver, schedule: usize) -> Vec<PartSteps> {
+    let angles = plan.program.ropes.len();
+    let steps = &prepared.steps[angles..];
+    let part = |(index, part): (usize, &super::script::CpuPart)| {
+        let range = ops(&plan.program, part.items.start).start..ops(&plan.program, part.items.end - 1).end;
+        let at = |op: usize| angles + steps.partition_point(|step| step.op.index() < op);
+        let first = if index == 0 { 0..angles } else { 0..0 };
+        PartSteps { first, own: at(range.start)..at(range.end) }
+    };
+    driver.parts(schedule).iter().enumerate().map(part).collect()
+}
+
+/// What the plan's verifier does not know of this executor.
+fn check(plan: &Plan, pinned: Option<usize>) -> Result<(), Error> {
+    if let Some(number) = pinned.filter(|&number| number >= plan.schedules.len()) {
+        return Err(Error::NoSchedule { number, schedules: plan.schedules.len() });
+    }
+    let mut slots: Vec<_> = plan.slots.slots.iter().collect();
+    slots.sort_by_key(|slot| slot.offset_bytes);
+    if slots.windows(2).any(|pair| pair[0].offset_bytes + pair[0].size_bytes > pair[1].offset_bytes) {
+        return Err(Error::Program { what: "slots that lie over each other" });
+    }
+    let promoted = plan.schedules.iter().flat_map(|schedule| &schedule.promotions);
+    let kept =
+        promoted.map(|promotion| &plan.program.items[promotion.item.index()]).find(|item| !item.states.is_empty());
+    match kept {
+        Some(item) => Err(Error::PromotedState { item: item.name.clone() }),
+        None => Ok(()),
+    }
+}

@@ -1,0 +1,300 @@
+//! Worker 0's side of a round: queues the script's commands ahead of the CPU parts, hands over between the processors,
+//! and keeps transfers going into the next round. All ordering is the [`Timeline`]'s.
+//!
+//! Invariants: a round allocates nothing; when it has ended, the compute stream is empty, and only transfers for the
+//! next round may be under way; after a failed round everything is empty. Not here: the CPU's work (`exec/run.rs`),
+//! what the commands are (`script.rs`). Next: `bound.rs`.
+
+use super::bound::Bound;
+use super::crossings::Side;
+use super::inputs::Inputs;
+use super::ops::RoundArgs;
+use super::script::{Command, CpuPart, Touch};
+use crate::Error;
+use crate::exec::Round;
+use device::clock::Nanos;
+use device::gpu::{Access, DevicePtr, Gpu, GpuOp, Launch};
+use device::timeline::{CpuTicket, GpuTicket, SlotIndex, Timeline};
+use plan_format::costs::CaseCosts;
+use plan_format::program::{Program, Rows};
+use std::collections::VecDeque;
+use std::ops::Range;
+use std::sync::Arc;
+
+/// A round's numbers for the driver.
+#[derive(Clone, Copy)]
+pub struct Turn<'a> {
+    /// Which schedule, by number.
+    pub schedule: usize,
+    /// Tokens and outputs.
+    pub args: RoundArgs,
+    /// Expected times; `None` = the plan has none.
+    pub case: Option<&'a CaseCosts>,
+    /// CPU times of the team that runs, by item.
+    pub cpu_us: &'a [f32],
+}
+
+/// Where a value lies in the host's arena.
+#[derive(Clone, Copy, Debug)]
+struct HostValue {
+    start: DevicePtr,
+    rows: Rows,
+    row_bytes: u64,
+}
+
+/// See the module text.
+pub struct Driver {
+    gpu: Arc<dyn Gpu>,
+    timeline: Timeline,
+    bound: Vec<Bound>,
+    prologue: Vec<Arc<dyn GpuOp>>,
+    inputs: Inputs,
+    values: Vec<HostValue>,
+    /// Part of a switch's expected time that the hand-over itself takes.
+    hand_over: HandOver,
+    /// Schedule whose first transfers of the next round are queued.
+    ahead: Option<usize>,
+    /// Commands queued in this round.
+    queued: usize,
+    waits: VecDeque<(usize, CpuTicket)>,
+    signals: VecDeque<(usize, GpuTicket)>,
+    /// Signals of this round that have come.
+    seen: usize,
+    parts_done: usize,
+}
+
+/// Times that a simulated GPU adds to each hand-over by itself.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct HandOver {
+    /// CPU to GPU.
+    pub to_gpu_us: f32,
+    /// GPU to CPU.
+    pub to_cpu_us: f32,
+}
+
+/// What a driver is made of.
+pub struct Parts {
+    /// The GPU's streams and rules.
+    pub timeline: Timeline,
+    /// Schedules.
+    pub bound: Vec<Bound>,
+    /// First operators of a round.
+    pub prologue: Vec<Arc<dyn GpuOp>>,
+    /// The round's inputs.
+    pub inputs: Inputs,
+    /// The host's arena as the GPU sees it.
+    pub host_arena: DevicePtr,
+    /// See [`HandOver`].
+    pub hand_over: HandOver,
+}
+
+impl Driver {
+    /// A driver between rounds.
+    pub fn new(parts: Parts, program: &Program, offsets_bytes: &[u64]) -> Self {
+        let Parts { timeline, bound, prologue, inputs, host_arena, hand_over } = parts;
+        let value = |(value, &offset): (&plan_format::program::Value, &u64)| HostValue {
+            start: host_arena.offset(offset),
+            rows: value.rows,
+            row_bytes: u64::from(value.cols) * 4,
+        };
+        let values = program.values.iter().zip(offsets_bytes).map(value).collect();
+        let most = |of: fn(&Command) -> bool| {
+            bound.iter().map(|bound| bound.script.commands.iter().filter(|command| of(command)).count()).max()
+        };
+        let waits = most(|command| matches!(command, Command::WaitCpu(_))).unwrap_or(0);
+        let signals = most(|command| matches!(command, Command::Signal(_))).unwrap_or(0);
+        Self {
+            gpu: Arc::clone(timeline.gpu()),
+            timeline,
+            bound,
+            prologue,
+            inputs,
+            values,
+            hand_over,
+            ahead: None,
+            queued: 0,
+            waits: VecDeque::with_capacity(waits),
+            signals: VecDeque::with_capacity(signals),
+            seen: 0,
+            parts_done: 0,
+        }
+    }
+
+    /// Parts of the CPU team in a schedule.
+    pub fn parts(&self, schedule: usize) -> &[CpuPart] {
+        &self.bound[schedule].script.parts
+    }
+
+    /// Begins a round: inputs, first transfers that nobody has queued. Errors: the GPU is lost.
+    pub fn begin(&mut self, turn: &Turn, round: &Round) -> Result<(), Error> {
+        (self.queued, self.parts_done, self.seen) = (0, 0, 0);
+        if !self.bound[turn.schedule].script.uses_gpu() {
+            return Ok(());
+        }
+        self.inputs.write(&*self.gpu, round)?;
+        if self.ahead != Some(turn.schedule) {
+            self.forget_ahead()?;
+            for index in 0..self.bound[turn.schedule].script.ahead.len() {
+                self.fill(turn.schedule, self.bound[turn.schedule].script.ahead[index])?;
+            }
+        }
+        self.ahead = None;
+        for op in &self.prologue {
+            let launch = Launch { op: Arc::clone(op), args: turn.args.into(), expected: Nanos(0) };
+            self.timeline.launch(&launch)?;
+        }
+        Ok(())
+    }
+
+    /// Discards transfers that were queued for another schedule.
+    fn forget_ahead(&mut self) -> Result<(), Error> {
+        let Some(schedule) = self.ahead.take() else { return Ok(()) };
+        for index in 0..self.bound[schedule].script.ahead.len() {
+            let promotion = self.bound[schedule].script.ahead[index];
+            self.timeline.discard(SlotIndex(self.bound[schedule].slots[promotion]))?;
+        }
+        Ok(())
+    }
+
+    fn fill(&mut self, schedule: usize, promotion: usize) -> Result<(), Error> {
+        let bound = &self.bound[schedule];
+        Ok(self.timeline.fill_in_steps(SlotIndex(bound.slots[promotion]), &bound.fills[promotion])?)
+    }
+
+    /// Before CPU part `part`: queues what belongs before and beside it, and waits for what it needs.
+    /// Errors: the GPU is lost or silent.
+    pub fn before_part(&mut self, turn: &Turn, part: usize) -> Result<(), Error> {
+        self.queue(turn, self.bound[turn.schedule].script.horizons[part])?;
+        if let Some(needed) = self.bound[turn.schedule].script.parts[part].needs {
+            self.wait_for(needed)?;
+        }
+        self.gpu.host_delay();
+        self.declare(turn, part)
+    }
+
+    /// Tells a simulated GPU what the part touches.
+    fn declare(&self, turn: &Turn, part: usize) -> Result<(), Error> {
+        for &(value, touch) in &self.bound[turn.schedule].script.parts[part].touches {
+            let HostValue { start, rows, row_bytes } = self.values[value.index()];
+            let access = if touch == Touch::Write { Access::Write } else { Access::Read };
+            self.gpu.host_touches(start, u64::from(turn.args.rows(rows)) * row_bytes, access)?;
+        }
+        Ok(())
+    }
+
+    /// After CPU part `part`, all of whose writes are made. Errors: the GPU is lost.
+    pub fn after_part(&mut self, turn: &Turn, part: usize) -> Result<(), Error> {
+        let items = self.bound[turn.schedule].script.parts[part].items.clone();
+        let worked: f32 = turn.cpu_us.get(items).map_or(0.0, |times| times.iter().sum());
+        self.gpu.host_worked(Nanos::from_micros_f64(f64::from(worked)));
+        self.parts_done = part + 1;
+        while self.waits.front().is_some_and(|(waits_for, _)| *waits_for <= part) {
+            if let Some((_, ticket)) = self.waits.pop_front() {
+                self.timeline.cpu_done(ticket)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Ends a round: the rest is queued, the compute stream comes to its end. Errors: the GPU is lost or silent.
+    pub fn finish(&mut self, turn: &Turn) -> Result<(), Error> {
+        let commands = self.bound[turn.schedule].script.commands.len();
+        self.queue(turn, commands)?;
+        if let Some((last, _)) = self.signals.back() {
+            self.wait_for(*last)?;
+        }
+        if commands > 0 {
+            self.ahead = Some(turn.schedule);
+        }
+        Ok(())
+    }
+
+    /// Ends a round that failed. Errors: the GPU is lost.
+    pub fn abandon(&mut self) -> Result<(), Error> {
+        self.ahead = None;
+        self.waits.clear();
+        self.signals.clear();
+        Ok(self.timeline.abandon()?)
+    }
+
+    /// Waits for a signal of this round, which is queued, unless it or a later one has been seen.
+    fn wait_for(&mut self, number: usize) -> Result<(), Error> {
+        while self.seen <= number
+            && let Some((signal, ticket)) = self.signals.pop_front()
+        {
+            if signal == number {
+                self.timeline.cpu_waits_for_gpu(ticket)?;
+            }
+            self.seen = signal + 1;
+        }
+        Ok(())
+    }
+
+    /// Queues commands up to number `until`.
+    fn queue(&mut self, turn: &Turn, until: usize) -> Result<(), Error> {
+        while self.queued < until {
+            let bound = &self.bound[turn.schedule];
+            match &bound.script.commands[self.queued] {
+                Command::WaitCpu(part) => {
+                    let (part, ticket) = (*part, self.timeline.gpu_waits_for_cpu()?);
+                    if part < self.parts_done {
+                        self.timeline.cpu_done(ticket)?;
+                    } else {
+                        self.waits.push_back((part, ticket));
+                    }
+                }
+                Command::Signal(number) => {
+                    let ticket = self.timeline.gpu_signals_cpu()?;
+                    self.signals.push_back((*number, ticket));
+                }
+                Command::Run(items, _) => {
+                    let expected = gpu_us(turn.case, items.clone());
+                    launch_all(&mut self.timeline, &bound.operators[self.queued], turn.args, expected)?;
+                }
+                Command::Move(side, crossings) => {
+                    let producers = crossings.iter().map(|crossing| crossing.item);
+                    let expected = self.hand_over.rest_us(turn.case, *side, producers);
+                    launch_all(&mut self.timeline, &bound.operators[self.queued], turn.args, expected)?;
+                }
+                Command::Fill(promotion) => {
+                    let (slot, steps) = (bound.slots[*promotion], &bound.fills[*promotion]);
+                    self.timeline.fill_in_steps(SlotIndex(slot), steps)?;
+                }
+                Command::Read(slot) => self.timeline.read(SlotIndex(slot.index()))?,
+                Command::Release(slot) => self.timeline.release(SlotIndex(slot.index()))?,
+            }
+            self.queued += 1;
+        }
+        Ok(())
+    }
+}
+
+/// Expected time of items on the GPU.
+fn gpu_us(case: Option<&CaseCosts>, items: Range<usize>) -> f32 {
+    case.and_then(|case| case.items.get(items)).map_or(0.0, |items| items.iter().map(|item| item.gpu_us).sum())
+}
+
+impl HandOver {
+    /// What is left of a switch's expected time for the mover.
+    fn rest_us(&self, case: Option<&CaseCosts>, side: Side, producers: impl Iterator<Item = usize>) -> f32 {
+        let times = producers.filter_map(|item| case?.items.get(item));
+        match side {
+            Side::Gpu => times.map(|item| item.to_gpu_us - self.to_gpu_us).fold(0.0, f32::max),
+            Side::Host => times.map(|item| item.to_cpu_us - self.to_cpu_us).fold(0.0, f32::max),
+        }
+    }
+}
+
+/// Launches operators that together should take so long.
+fn launch_all(
+    timeline: &mut Timeline,
+    operators: &[Arc<dyn GpuOp>],
+    args: RoundArgs,
+    expected_us: f32,
+) -> Result<(), Error> {
+    let each = Nanos::from_micros_f64(f64::from(expected_us) / operators.len().max(1) as f64);
+    for op in operators {
+        timeline.launch(&Launch { op: Arc::clone(op), args: args.into(), expected: each })?;
+    }
+    Ok(())
+}

@@ -1,0 +1,316 @@
+//! A schedule as a script: what the CPU team does in parts, what is queued on the GPU, and who waits for whom.
+//!
+//! Items run in program order on each processor. Consecutive CPU items form a part; everything for the GPU forms one
+//! queue in submission order. An activation that the other processor reads is moved once: to the GPU before its first
+//! reader there, to the host after its producer. Waits come from data and from memory: both arenas reuse bytes, so a
+//! move into the host's arena must not overtake CPU work on what lay there before, nor CPU work a move out of it.
+//! Pure; made at load, one per schedule. Not here: carrying it out (`driver.rs`). Next: `crossings.rs`.
+
+use super::crossings::{Crossing, Crossings, ItemAccess, Side};
+use plan_format::arena::Arena;
+use plan_format::program::Program;
+use plan_format::schedule::{Promotion, Slots};
+use plan_format::{SlotId, ValueId};
+use std::collections::BTreeSet;
+use std::ops::Range;
+
+/// Commands that are queued at most behind a wait for the CPU part that is about to begin: GPU work must be there when
+/// the part ends, but queueing takes the time of the part's own worker.
+const LOOK_AHEAD: usize = 64;
+
+/// What a script is made from.
+#[derive(Clone, Copy)]
+pub struct Scene<'a> {
+    /// The program.
+    pub program: &'a Program,
+    /// What its items read and write.
+    pub access: &'a ItemAccess,
+    /// Where values lie, on both sides.
+    pub arena: &'a Arena,
+    /// Which items execute on the GPU, promoted ones included.
+    pub on_gpu: &'a [bool],
+    /// Promotions in item order.
+    pub promotions: &'a [Promotion],
+    /// Temporary memory.
+    pub slots: &'a Slots,
+}
+
+/// See the module text.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Script {
+    /// Work of the CPU team, in order.
+    pub parts: Vec<CpuPart>,
+    /// The GPU's queue, in order. Empty if nothing runs there; else it ends with a signal that ends the round.
+    pub commands: Vec<Command>,
+    /// How many commands are queued before each part begins.
+    pub horizons: Vec<usize>,
+    /// Promotions whose transfers are queued in the round before.
+    pub ahead: Vec<usize>,
+}
+
+/// Consecutive items on the CPU.
+#[derive(Clone, Debug, PartialEq)]
+pub struct CpuPart {
+    /// The items.
+    pub items: Range<usize>,
+    /// The signal of the GPU that must have come before it begins, by number.
+    pub needs: Option<usize>,
+    /// Values that it reads (`false`) and writes (`true`).
+    pub touches: Vec<(ValueId, Touch)>,
+}
+
+/// What a part does with a value.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Touch {
+    /// Only reads it.
+    Read,
+    /// Writes it.
+    Write,
+}
+
+/// An entry of the GPU's queue.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Command {
+    /// Go on after this CPU part.
+    WaitCpu(usize),
+    /// Tell the CPU, by the signal's number.
+    Signal(usize),
+    /// Copy activations to the side.
+    Move(Side, Vec<Crossing>),
+    /// Operators of these items; of one item if it is promoted.
+    Run(Range<usize>, Option<usize>),
+    /// Fill the slot of a promotion (on the transfer stream).
+    Fill(usize),
+    /// Operators from now on may read the slot.
+    Read(SlotId),
+    /// Operators so far were its last readers.
+    Release(SlotId),
+}
+
+impl Script {
+    /// The script of a schedule. The plan has been verified.
+    pub fn new(scene: Scene<'_>) -> Script {
+        let mut writer = Writer {
+            scene,
+            crossings: Crossings::new(scene.access, scene.program.values.len(), scene.on_gpu),
+            parts: Vec::new(),
+            commands: Vec::new(),
+            needs: Vec::new(),
+            moved_in: Vec::new(),
+            moved_out: Vec::new(),
+            waited: None,
+            releases: vec![0; scene.promotions.len()],
+        };
+        for item in 0..scene.program.items.len() {
+            if scene.on_gpu[item] { writer.gpu_item(item) } else { writer.cpu_item(item) }
+        }
+        writer.finish()
+    }
+
+    /// Whether anything runs on the GPU.
+    pub fn uses_gpu(&self) -> bool {
+        !self.commands.is_empty()
+    }
+}
+
+struct Writer<'a> {
+    scene: Scene<'a>,
+    crossings: Crossings<'a>,
+    parts: Vec<CpuPart>,
+    commands: Vec<Command>,
+    /// Per part: number of commands that must be done before it begins.
+    needs: Vec<usize>,
+    /// Values read in the host's arena by moves, with the number of commands up to the move.
+    moved_in: Vec<(ValueId, usize)>,
+    /// Columns moved to the host, likewise.
+    moved_out: Vec<(Crossing, usize)>,
+    /// The last part that the queue waits for.
+    waited: Option<usize>,
+    /// Number of commands up to each promotion's release.
+    releases: Vec<usize>,
+}
+
+impl Writer<'_> {
+    fn gpu_item(&mut self, item: usize) {
+        let arriving = self.crossings.arriving(item, Side::Gpu);
+        if let Some(part) = arriving.iter().map(|crossing| self.part_of(crossing.item)).max() {
+            self.wait(part);
+        }
+        if !arriving.is_empty() {
+            let position = self.commands.len() + 1;
+            self.moved_in.extend(arriving.iter().map(|crossing| (crossing.columns.value, position)));
+            self.commands.push(Command::Move(Side::Gpu, arriving));
+        }
+        self.run(item);
+        let leaving = self.crossings.leaving(item);
+        if leaving.is_empty() {
+            return;
+        }
+        let reused = leaving.iter().filter_map(|crossing| self.last_part_on_bytes_of(crossing.columns.value)).max();
+        if let Some(part) = reused {
+            self.wait(part);
+        }
+        let position = self.commands.len() + 1;
+        self.moved_out.extend(leaving.iter().map(|&crossing| (crossing, position)));
+        self.commands.push(Command::Move(Side::Host, leaving));
+    }
+
+    /// The item's operators; an item that follows the one before it without anything between joins its run.
+    fn run(&mut self, item: usize) {
+        if let Some(promotion) = self.scene.promotions.iter().position(|promotion| promotion.item.index() == item) {
+            let slot = self.scene.promotions[promotion].slot;
+            self.commands.extend([Command::Read(slot), Command::Run(item..item + 1, Some(promotion))]);
+            self.commands.push(Command::Release(slot));
+            self.releases[promotion] = self.commands.len();
+            return;
+        }
+        match self.commands.last_mut() {
+            Some(Command::Run(items, None)) if items.end == item => items.end = item + 1,
+            _ => self.commands.push(Command::Run(item..item + 1, None)),
+        }
+    }
+
+    fn wait(&mut self, part: usize) {
+        if self.waited < Some(part) {
+            self.waited = Some(part);
+            self.commands.push(Command::WaitCpu(part));
+        }
+    }
+
+    fn part_of(&self, item: usize) -> usize {
+        self.parts.iter().position(|part| part.items.contains(&item)).unwrap_or(0)
+    }
+
+    /// The last part so far that touches other values on the same bytes.
+    fn last_part_on_bytes_of(&self, value: ValueId) -> Option<usize> {
+        let clashes = |part: &CpuPart| part.touches.iter().any(|&(other, _)| self.clash(value, other));
+        self.parts.iter().rposition(clashes)
+    }
+
+    /// Number of commands up to the last move that reads other values on the same bytes of the host's arena.
+    fn last_move_in_from_bytes_of(&self, value: ValueId) -> Option<usize> {
+        let clashing = self.moved_in.iter().filter(|(moved, _)| self.clash(value, *moved));
+        clashing.map(|(_, position)| *position).max()
+    }
+
+    /// Whether two values share bytes.
+    fn clash(&self, a: ValueId, b: ValueId) -> bool {
+        let (a_bytes, b_bytes) = (self.bytes(a), self.bytes(b));
+        a != b && a_bytes.start < b_bytes.end && b_bytes.start < a_bytes.end
+    }
+
+    fn bytes(&self, value: ValueId) -> Range<u64> {
+        let Scene { program, arena, .. } = self.scene;
+        let begin = arena.offsets_bytes[value.index()];
+        begin..begin + arena.limits.value_bytes(&program.values[value.index()])
+    }
+
+    fn cpu_item(&mut self, item: usize) {
+        let arriving = self.crossings.arriving(item, Side::Host);
+        let made = |crossing: &Crossing| self.moved_out.iter().find(|(moved, _)| moved == crossing);
+        let inputs = arriving.iter().filter_map(made).map(|(_, position)| *position);
+        let touches = touches(self.scene.access, item);
+        let reused = touches.iter().filter_map(|(value, _)| self.last_move_in_from_bytes_of(*value));
+        let need = inputs.chain(reused).max().unwrap_or(0);
+        match self.parts.last_mut() {
+            Some(part) if part.items.end == item => {
+                part.items.end = item + 1;
+                part.touches.extend(touches);
+            }
+            _ => {
+                self.parts.push(CpuPart { items: item..item + 1, needs: None, touches });
+                self.needs.push(0);
+            }
+        }
+        if let Some(last) = self.needs.last_mut() {
+            *last = need.max(*last);
+        }
+    }
+
+    /// Puts signals and fills where they belong, and numbers them.
+    fn finish(mut self) -> Script {
+        if self.commands.is_empty() {
+            let horizons = vec![0; self.parts.len()];
+            return Script { parts: self.parts, horizons, ..Script::default() };
+        }
+        let (fills, ahead) = self.fills();
+        let mut signalled: BTreeSet<usize> = self.needs.iter().copied().filter(|&need| need > 0).collect();
+        signalled.insert(self.commands.len());
+        let mut commands = Vec::with_capacity(self.commands.len() + fills.len() + signalled.len());
+        let mut numbers = Vec::new();
+        for (index, command) in self.commands.drain(..).enumerate() {
+            commands.push(command);
+            if signalled.contains(&(index + 1)) {
+                commands.push(Command::Signal(numbers.len()));
+                numbers.push(index + 1);
+            }
+            let due = fills.iter().filter(|(position, _)| *position == index + 1);
+            commands.extend(due.map(|(_, promotion)| Command::Fill(*promotion)));
+        }
+        for (part, need) in self.parts.iter_mut().zip(&self.needs) {
+            part.needs = numbers.iter().position(|number| number == need);
+            merge_touches(&mut part.touches);
+        }
+        let horizons = horizons(&self.parts, &commands);
+        Script { parts: self.parts, commands, horizons, ahead }
+    }
+
+    /// After how many commands each transfer is queued, in the order of the transfers, and which of them are for the
+    /// next round: those whose slot has no earlier reader in a round.
+    fn fills(&self) -> (Vec<(usize, usize)>, Vec<usize>) {
+        let promotions = self.scene.promotions;
+        let overlap = |a: SlotId, b: SlotId| {
+            let (a, b) = (self.scene.slots.slots[a.index()], self.scene.slots.slots[b.index()]);
+            a.offset_bytes < b.offset_bytes + b.size_bytes && b.offset_bytes < a.offset_bytes + a.size_bytes
+        };
+        let freed = |range: Range<usize>, slot| {
+            range.filter(move |&q| overlap(promotions[q].slot, slot)).map(|q| self.releases[q]).max()
+        };
+        let (mut this_round, mut ahead) = (Vec::new(), Vec::new());
+        for (index, promotion) in promotions.iter().enumerate() {
+            match freed(0..index, promotion.slot) {
+                Some(position) => this_round.push((position, index)),
+                None => ahead.push(index),
+            }
+        }
+        let next_round = ahead.iter().map(|&index| (freed(0..promotions.len(), promotions[index].slot), index));
+        let next_round = next_round.map(|(position, index)| (position.unwrap_or(0), index));
+        let mut fills: Vec<(usize, usize)> = this_round.into_iter().chain(next_round).collect();
+        let mut latest = 0;
+        for (position, _) in &mut fills {
+            latest = latest.max(*position);
+            *position = latest;
+        }
+        (fills, ahead)
+    }
+}
+
+/// Values that an item touches on the CPU.
+fn touches(access: &ItemAccess, item: usize) -> Vec<(ValueId, Touch)> {
+    let reads = access.reads[item].iter().map(|columns| (columns.value, Touch::Read));
+    let writes = access.writes[item].iter().map(|columns| (columns.value, Touch::Write));
+    reads.chain(writes).collect()
+}
+
+/// One entry per value; writing wins.
+fn merge_touches(touches: &mut Vec<(ValueId, Touch)>) {
+    touches.sort_unstable_by_key(|&(value, touch)| (value, std::cmp::Reverse(touch)));
+    touches.dedup_by_key(|(value, _)| *value);
+}
+
+/// How many commands are queued before each part begins: up to the signal that it needs, all that the GPU can do beside
+/// it, and a little of what follows it.
+fn horizons(parts: &[CpuPart], commands: &[Command]) -> Vec<usize> {
+    let first_wait =
+        |after: usize| commands.iter().position(|command| matches!(command, Command::WaitCpu(part) if *part >= after));
+    let mut reached = 0;
+    let horizon = |(index, part): (usize, &CpuPart)| {
+        let signal = |command: &Command| matches!(command, Command::Signal(number) if Some(*number) == part.needs);
+        let needed = commands.iter().position(signal).map_or(0, |position| position + 1);
+        let beside = first_wait(index).unwrap_or(commands.len()).max(needed);
+        let next = first_wait(index + 1).unwrap_or(commands.len());
+        reached = next.min(beside + LOOK_AHEAD).max(beside).max(reached);
+        reached
+    };
+    parts.iter().enumerate().map(horizon).collect()
+}

@@ -1,0 +1,379 @@
+//! Operators of the simulated GPU: the CPU's own kernels on the GPU's memory, one thread, one launch per run.
+//!
+//! They work through the executor's steps, so a result has the bits that the CPU gives it. Every access is declared to
+//! the race detector before it is made; that is what makes the pointers below sound whatever the ordering around them.
+//! Not here: time (the launch brings it). Next: `driver.rs`.
+
+use super::ops::{Arrival, GpuInputs, GpuState, Move, OpEnv, OpMaker, RoundArgs, Sizes, WeightShape};
+use crate::Error;
+use crate::exec::prepare::{Limits, Memory, Prepared, prepare};
+use crate::exec::run::Context;
+use crate::exec::scratch::WorkerScratch;
+use crate::exec::shared::Shared;
+use crate::exec::states::States;
+use crate::exec::step::Step;
+use crate::exec::{Round, Span, WeightStore};
+use device::DeviceError;
+use device::gpu::{Access, DevicePtr, GpuOp, GpuTarget, LaunchArgs};
+use device::sim::{SimGpu, SimTask};
+use device::team::{CallerPinning, Pinning, Team, TeamConfig};
+use kernels::cpu::Isa;
+use kernels::cpu::matmul::Layout as CpuLayout;
+use plan_format::WeightId;
+use plan_format::arena::Arena;
+use plan_format::program::{Program, Rows, View};
+use plan_format::schedule::Layout;
+use std::ops::Range;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+
+/// Makes operators for a simulated GPU.
+pub struct SimMaker {
+    gpu: Arc<SimGpu>,
+    prepared: Arc<Prepared>,
+    weights: WeightStore,
+    limits: Limits,
+    isa: Isa,
+    world: OnceLock<Arc<World>>,
+}
+
+/// What all operators share.
+struct World {
+    memory: Memory,
+    states: States,
+    prepared: Arc<Prepared>,
+    inputs: GpuInputs,
+    limits: Limits,
+    isa: Isa,
+    worker: Mutex<(Team, Mutex<WorkerScratch>)>,
+}
+
+/// A run of operators.
+struct SimRun {
+    name: String,
+    steps: Vec<Step>,
+    touches: Vec<Touched>,
+    weights: WeightStore,
+    world: Arc<World>,
+}
+
+/// Bytes that a run accesses.
+struct Touched {
+    start: DevicePtr,
+    bytes: Extent,
+    access: Access,
+}
+
+enum Extent {
+    Fixed(u64),
+    PerRow(Rows, u64),
+}
+
+/// Copies columns.
+struct SimMove(Vec<Move>);
+
+/// Copies bytes.
+struct SimCopy {
+    from: DevicePtr,
+    to: DevicePtr,
+    bytes: u64,
+}
+
+/// Regions of the scratch are aligned to this.
+const ALIGNMENT_BYTES: usize = 256;
+
+impl SimMaker {
+    /// For a program whose weights are known. Errors: as preparing it for the CPU.
+    pub fn new(
+        gpu: Arc<SimGpu>,
+        (program, arena): (&Program, &Arena),
+        weights: &WeightStore,
+        limits: Limits,
+        isa: Isa,
+    ) -> Result<Self, Error> {
+        let prepared = Arc::new(prepare(program, arena, weights, limits)?);
+        Ok(Self { gpu, prepared, weights: weights.clone(), limits, isa, world: OnceLock::new() })
+    }
+
+    /// GPU memory as operators see it.
+    fn memory(&self, start: DevicePtr, bytes: usize) -> Result<Shared, Error> {
+        let address = self.gpu.address(start, bytes as u64)?;
+        // SAFETY: the memory lives as long as the GPU, is initialised and 64-byte aligned (all places are multiples of
+        // 256 bytes in page-aligned regions); operators declare their accesses first.
+        Ok(unsafe { Shared::of(address, bytes, Arc::clone(&self.gpu) as Arc<_>) })
+    }
+
+    fn world(&self, env: &OpEnv<'_>) -> Result<Arc<World>, Error> {
+        if let Some(world) = self.world.get() {
+            return Ok(Arc::clone(world));
+        }
+        let world = Arc::new(self.new_world(env)?);
+        Ok(Arc::clone(self.world.get_or_init(|| world)))
+    }
+
+    fn new_world(&self, env: &OpEnv<'_>) -> Result<World, Error> {
+        let sizes = &self.prepared.sizes;
+        let places = env.program.values.iter().zip(&env.map.value_offsets_bytes);
+        let end = places.map(|(value, offset)| offset + env.sizes.limits.value_bytes(value)).max();
+        let values = self.memory(env.map.arena, end.unwrap_or(0) as usize)?;
+        // Order of `Memory::new`: activations, angles, the rest.
+        let trig_bytes = env.map.trig.iter().zip(&sizes.trig).map(|(&start, &bytes)| (start, bytes));
+        let mut places = Vec::new();
+        let mut at = env.scratch.start;
+        let mut scratch = |bytes: usize| {
+            let start = at;
+            at = at.offset(bytes.next_multiple_of(ALIGNMENT_BYTES) as u64);
+            (start, bytes)
+        };
+        places.extend(sizes.acts.map(&mut scratch));
+        places.extend(trig_bytes);
+        places.extend([sizes.partials, sizes.groups, sizes.grouped].map(&mut scratch));
+        let regions =
+            places.into_iter().map(|(start, bytes)| self.memory(start, bytes)).collect::<Result<Vec<_>, _>>()?;
+        let mut regions = regions.into_iter();
+        let mut take = |bytes| regions.next().unwrap_or_else(|| Shared::new(bytes));
+        let memory = Memory::new(values, sizes, &self.prepared.ropes, &mut take);
+        let tokens = env.sizes.limits.ubatch_tokens as usize;
+        let team = TeamConfig { threads: 1, pinning: Pinning::Free, caller: CallerPinning::Leave, spin_us: 0 };
+        let scratch = WorkerScratch::new(&self.prepared.shapes, sizes.experts, tokens);
+        Ok(World {
+            memory,
+            states: self.states(env)?,
+            prepared: Arc::clone(&self.prepared),
+            inputs: env.inputs,
+            limits: self.limits,
+            isa: self.isa,
+            worker: Mutex::new((Team::new(team)?, Mutex::new(scratch))),
+        })
+    }
+
+    /// The states that live on the GPU.
+    fn states(&self, env: &OpEnv<'_>) -> Result<States, Error> {
+        let limits = self.limits.of_states(env.sizes.limits.ubatch_tokens as usize);
+        let mut failure = None;
+        let mut seen = vec![0; env.program.states.len()];
+        let mut take = |state: plan_format::StateId, bytes| {
+            let region = seen[state.index()];
+            seen[state.index()] += 1;
+            let start = env.map.state_bytes(state, region, &(0..bytes))?;
+            self.memory(start, bytes).map_err(|error| failure = Some(error)).ok()
+        };
+        let states = States::new(env.program, limits, &mut take);
+        failure.map_or(Ok(states), Err)
+    }
+
+    /// The program's weights as a run finds them in GPU memory.
+    fn run_weights(&self, env: &OpEnv<'_>, ops: &Range<usize>) -> Result<WeightStore, Error> {
+        let mut regions = Vec::new();
+        let (mut large, mut small) = (Vec::new(), Vec::new());
+        for weight in env.program.ops[ops.clone()].iter().flat_map(|op| op.kind.weights()) {
+            if let Ok(place) = env.small(weight) {
+                small.push((weight, regions.len()));
+                regions.push(Arc::new(self.memory(place.start, place.len * 4)?));
+            } else {
+                let place = env.weight(weight)?;
+                let bytes = place.stride_bytes * place.shape.stack as u64;
+                large.push((weight, regions.len(), place.stride_bytes as usize));
+                regions.push(Arc::new(self.memory(place.start, bytes as usize)?));
+            }
+        }
+        let find_large = |wanted: WeightId| {
+            let (_, region, stride_bytes) = large.iter().find(|(weight, ..)| *weight == wanted)?;
+            Some((*region, CpuLayout::Panel16, 0, *stride_bytes))
+        };
+        let find_small = |wanted: WeightId| {
+            let (_, region) = small.iter().find(|(weight, _)| *weight == wanted)?;
+            Some((*region, 0))
+        };
+        Ok(self.weights.elsewhere(&regions, find_large, find_small))
+    }
+
+    fn make(&self, name: String, steps: Vec<Step>, ops: &Range<usize>, env: &OpEnv<'_>) -> Result<SimRun, Error> {
+        let touches = touches(ops, env)?;
+        let (weights, world) = (self.run_weights(env, ops)?, self.world(env)?);
+        Ok(SimRun { name, steps, touches, weights, world })
+    }
+}
+
+/// Everything that operators access, as the race detector must know it.
+fn touches(ops: &Range<usize>, env: &OpEnv<'_>) -> Result<Vec<Touched>, Error> {
+    use plan_format::operands::{Operand, StateAccess};
+    let mut list = Vec::new();
+    for operand in env.program.ops[ops.clone()].iter().flat_map(|op| op.kind.operands()) {
+        match operand {
+            Operand::Read(columns) | Operand::Write(columns) => {
+                let whole = View { value: columns.value, first_col: 0, cols: 0 };
+                let view = env.view(whole);
+                let access = if matches!(operand, Operand::Read(_)) { Access::Read } else { Access::Write };
+                let bytes = Extent::PerRow(view.rows, u64::from(view.stride) * 4);
+                list.push(Touched { start: view.start, bytes, access });
+            }
+            Operand::Weight(weight) => {
+                let (start, bytes) = match env.small(weight) {
+                    Ok(small) => (small.start, small.len as u64 * 4),
+                    Err(_) => {
+                        let place = env.weight(weight)?;
+                        (place.start, place.stride_bytes * place.shape.stack as u64)
+                    }
+                };
+                list.push(Touched { start, bytes: Extent::Fixed(bytes), access: Access::Read });
+            }
+            Operand::State(state, access) => {
+                let start = match env.state(state)? {
+                    GpuState::Kv(kv) => kv.keys,
+                    GpuState::Floats { start, .. } => *start,
+                };
+                let access = if access == StateAccess::Read { Access::Read } else { Access::Write };
+                list.push(Touched { start, bytes: Extent::Fixed(64), access });
+            }
+            Operand::Rope(_) => {}
+        }
+    }
+    Ok(list)
+}
+
+impl OpMaker for SimMaker {
+    fn scratch_bytes(&self, _: &Program, _: &Sizes) -> Result<u64, Error> {
+        let sizes = &self.prepared.sizes;
+        let regions = sizes.acts.into_iter().chain([sizes.partials, sizes.groups, sizes.grouped]);
+        Ok(regions.map(|bytes| bytes.next_multiple_of(ALIGNMENT_BYTES) as u64).sum())
+    }
+
+    fn resident_layout(&self, _: &WeightShape, _: Layout) -> Layout {
+        Layout::CpuPanel16
+    }
+
+    fn slot_layout(&self, _: &WeightShape) -> Layout {
+        Layout::CpuPanel16
+    }
+
+    fn unpack(&self, _: &Arrival) -> Result<Arc<dyn GpuOp>, Error> {
+        Err(Error::Program { what: "the simulated GPU unpacks nothing" })
+    }
+
+    fn prologue(&self, env: &OpEnv<'_>) -> Result<Vec<Arc<dyn GpuOp>>, Error> {
+        let steps = self.prepared.steps[..env.program.ropes.len()].to_vec();
+        Ok(vec![Arc::new(self.make("angles".to_owned(), steps, &(0..0), env)?)])
+    }
+
+    fn run(&self, ops: Range<usize>, env: &OpEnv<'_>) -> Result<Vec<Arc<dyn GpuOp>>, Error> {
+        let own = self.prepared.steps[env.program.ropes.len()..].iter().filter(|step| ops.contains(&step.op.index()));
+        let item = env.program.ops[ops.start].item;
+        let name = env.program.items[item.index()].name.clone();
+        Ok(vec![Arc::new(self.make(name, own.cloned().collect(), &ops, env)?)])
+    }
+
+    fn mover(&self, moves: &[Move]) -> Result<Arc<dyn GpuOp>, Error> {
+        Ok(Arc::new(SimMove(moves.to_vec())))
+    }
+
+    fn copier(&self, from: DevicePtr, to: DevicePtr, bytes: u64) -> Result<Arc<dyn GpuOp>, Error> {
+        Ok(Arc::new(SimCopy { from, to, bytes }))
+    }
+}
+
+fn simulated<'a>(target: &GpuTarget<'a>, name: &str) -> Result<&'a SimTask<'a>, DeviceError> {
+    match target {
+        GpuTarget::Simulated(task) => Ok(task),
+        _ => Err(failed(name, "an operator of the simulated GPU on another one".to_owned())),
+    }
+}
+
+fn failed(name: &str, reason: String) -> DeviceError {
+    DeviceError::GpuKernel { module: "sim".to_owned(), kernel: name.to_owned(), reason }
+}
+
+impl GpuOp for SimRun {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn run(&self, target: GpuTarget<'_>, args: LaunchArgs) -> Result<(), DeviceError> {
+        let (task, args) = (simulated(&target, &self.name)?, RoundArgs::from(args));
+        for Touched { start, bytes, access } in &self.touches {
+            let bytes = match bytes {
+                Extent::Fixed(bytes) => *bytes,
+                Extent::PerRow(rows, bytes) => u64::from(args.rows(*rows)) * bytes,
+            };
+            task.touch(*start, bytes, *access)?;
+        }
+        let inputs = self.world.inputs;
+        let array = |start, count: u32| Ok::<_, DeviceError>(words(task.read(start, u64::from(count) * 4)?));
+        let (tokens, positions) = (array(inputs.tokens, args.tokens)?, array(inputs.positions, args.tokens)?);
+        let (sequences, outputs) = (array(inputs.sequences, args.tokens)?, array(inputs.outputs, args.outputs)?);
+        let spans = spans(sequences);
+        let round = Round { tokens, positions, spans: &spans, outputs };
+        self.compute(&round).map_err(|error| failed(&self.name, error.to_string()))
+    }
+}
+
+impl SimRun {
+    fn compute(&self, round: &Round) -> Result<(), Error> {
+        let World { memory, states, prepared, limits, isa, worker, .. } = &*self.world;
+        let (isa, precision, weights) = (*isa, limits.precision, &self.weights);
+        let context = Context { round, memory, states, weights, ropes: &prepared.ropes, isa, precision };
+        let mut worker = worker.lock().unwrap_or_else(PoisonError::into_inner);
+        let (team, scratch) = &mut *worker;
+        let failure = Mutex::new(None);
+        team.run(|worker| {
+            let mut scratch = scratch.lock().unwrap_or_else(PoisonError::into_inner);
+            let outcome = self.steps.iter().try_for_each(|step| context.step(worker, &mut scratch, step));
+            *failure.lock().unwrap_or_else(PoisonError::into_inner) = outcome.err();
+        })?;
+        failure.into_inner().unwrap_or_else(PoisonError::into_inner).map_or(Ok(()), Err)
+    }
+}
+
+fn words(bytes: &[u8]) -> &[u32] {
+    // Arrays of inputs are multiples of 4 bytes, 256-byte aligned.
+    bytemuck::try_cast_slice(bytes).unwrap_or_default()
+}
+
+/// Runs of one sequence.
+fn spans(sequences: &[u32]) -> Vec<Span> {
+    let mut start = 0;
+    let span = |run: &[u32]| {
+        let tokens = start..start + run.len();
+        start = tokens.end;
+        Span { sequence: run[0], tokens }
+    };
+    sequences.chunk_by(|a, b| a == b).map(span).collect()
+}
+
+impl GpuOp for SimMove {
+    fn name(&self) -> &str {
+        "move"
+    }
+
+    fn run(&self, target: GpuTarget<'_>, args: LaunchArgs) -> Result<(), DeviceError> {
+        let (task, args) = (simulated(&target, "move")?, RoundArgs::from(args));
+        for movement in &self.0 {
+            let rows = u64::from(args.rows(movement.rows));
+            let whole = movement.groups == 1 && movement.width == movement.stride;
+            let (rows, groups, width) = match whole {
+                true => (rows.min(1), 1, u64::from(movement.width) * rows),
+                false => (rows, u64::from(movement.groups), u64::from(movement.width)),
+            };
+            for row in 0..rows {
+                for group in 0..groups {
+                    let at = (row * u64::from(movement.stride) + group * u64::from(movement.group_stride)) * 4;
+                    let from = task.read(movement.from.offset(at), width * 4)?;
+                    task.write(movement.to.offset(at), width * 4)?.copy_from_slice(from);
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+impl GpuOp for SimCopy {
+    fn name(&self) -> &str {
+        "copy"
+    }
+
+    fn run(&self, target: GpuTarget<'_>, _: LaunchArgs) -> Result<(), DeviceError> {
+        let task = simulated(&target, "copy")?;
+        let from = task.read(self.from, self.bytes)?;
+        task.write(self.to, self.bytes)?.copy_from_slice(from);
+        Ok(())
+    }
+}

@@ -1,0 +1,69 @@
+//! Every reference model under every mixture of resident, streamed and host items on the simulated GPU: the logits are
+//! those of the CPU alone, bit for bit, since the simulated GPU runs the same kernels.
+
+mod support;
+
+use device::sim::Faults;
+use support::{FAMILIES, Mixture, all_cpu, feed, hybrid, plan, prompt, sim};
+
+#[track_caller]
+fn check(mixture: Mixture) {
+    for name in FAMILIES {
+        let ids = prompt(name);
+        let expected = feed(&mut all_cpu(name), &ids, 0, 7).expect("a good round");
+        let plan = plan(name, mixture);
+        let mut executor = hybrid(name, &plan, &sim(Faults::none())).unwrap_or_else(|e| panic!("{name}: {e}"));
+        for ubatch in [64, 1, 5] {
+            executor.clear(0).expect("a sound GPU");
+            let got = feed(&mut executor, &ids, 0, ubatch).unwrap_or_else(|e| panic!("{name} {mixture:?}: {e}"));
+            assert!(got == expected, "{name} {mixture:?}, ubatch {ubatch}: other bits than the CPU's");
+        }
+    }
+}
+
+#[test]
+fn all_on_the_host() {
+    check(Mixture::Host);
+}
+
+#[test]
+fn all_resident() {
+    check(Mixture::Resident);
+}
+
+#[test]
+fn alternating() {
+    check(Mixture::Alternating);
+}
+
+#[test]
+fn feed_forward_resident() {
+    check(Mixture::FfnResident);
+}
+
+#[test]
+fn mixers_resident() {
+    check(Mixture::MixerResident);
+}
+
+#[test]
+fn every_other_item_streamed_through_one_slot() {
+    check(Mixture::Promoted { slots: 1 });
+}
+
+#[test]
+fn every_other_item_streamed_through_two_slots() {
+    check(Mixture::Promoted { slots: 2 });
+}
+
+#[test]
+fn all_weights_streamed() {
+    check(Mixture::AllPromoted { slots: 2 });
+}
+
+#[test]
+fn random_mixtures() {
+    for seed in 1..4 {
+        check(Mixture::Random { seed });
+    }
+}

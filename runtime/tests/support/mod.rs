@@ -1,0 +1,316 @@
+//! What the tests of the hybrid executor share: plans made by hand (mixtures), a simulated GPU, rounds.
+#![allow(dead_code, reason = "each test program uses its part")]
+
+use device::clock::Nanos;
+use device::gpu::Gpu;
+use device::sim::{Faults, LinkPoint, LoadScript, SimConfig, SimGpu, SimProfile};
+use device::team::{CallerPinning, Pinning, Team, TeamConfig};
+use kernels::cpu::Isa;
+use kernels::quant::{WeightType, packed_bytes};
+use plan_format::arena::{Arena, RoundLimits};
+use plan_format::artifact::{self, Options, Origin, Plan, Report};
+use plan_format::costs::{CaseCosts, CostModel, ItemCost, Team as CostTeam};
+use plan_format::fingerprint::{DeviceFingerprint, GpuFingerprint, of_model};
+use plan_format::program::{ItemKind, Program, WeightRole};
+use plan_format::schedule::{Home, HostMemory, Layout, Phase, Placement, Promotion, RegimeMap, Schedule, Slot, Slots};
+use plan_format::{ItemId, ScheduleId, SlotId};
+use runtime::exec::{Executor, HostPlace, KvType, Limits, Precision, Round, Span, WeightStore};
+use runtime::hybrid::sim::SimMaker;
+use runtime::hybrid::{GpuSide, HandOver};
+use std::sync::Arc;
+
+pub const CONTEXT_TOKENS: usize = 512;
+pub const UBATCH_TOKENS: u32 = 64;
+
+/// All reference models.
+pub const FAMILIES: [&str; 12] = [
+    "llama",
+    "llama-spm",
+    "qwen2",
+    "qwen3",
+    "gemma3",
+    "glm4",
+    "qwen3moe",
+    "gpt-oss",
+    "qwen3next",
+    "qwen35moe",
+    "llama4",
+    "deepseek2",
+];
+
+/// Where items of a test's plan live.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mixture {
+    /// All on the CPU.
+    Host,
+    /// All but the embedding on the GPU.
+    Resident,
+    /// Every other item on the GPU.
+    Alternating,
+    /// Feed-forward and experts on the GPU.
+    FfnResident,
+    /// Attention, recurrence and their projections on the GPU, feed-forward on the CPU: the common split.
+    MixerResident,
+    /// Every other streamable item is streamed through so many slots, all else on the CPU.
+    Promoted { slots: u32 },
+    /// Mixers resident, every streamable item else streamed through so many slots.
+    AllPromoted { slots: u32 },
+    /// Any of three, by seed.
+    Random { seed: u64 },
+}
+
+fn is_streamable(kind: ItemKind) -> bool {
+    !matches!(kind, ItemKind::Embedding | ItemKind::Attention | ItemKind::Recurrent)
+}
+
+fn is_ffn(kind: ItemKind) -> bool {
+    use ItemKind::*;
+    matches!(kind, FfnInput | FfnOutput | ExpertsInput | ExpertsOutput | SharedExperts)
+}
+
+#[derive(Clone, Copy, PartialEq)]
+enum Place {
+    Host,
+    Resident,
+    Promoted,
+}
+
+fn places(program: &Program, mixture: Mixture) -> (Vec<Place>, u32) {
+    let mut random = match mixture {
+        Mixture::Random { seed } => seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1,
+        _ => 1,
+    };
+    let mut draw = || {
+        random ^= random << 13;
+        random ^= random >> 7;
+        random ^= random << 17;
+        random >> 33
+    };
+    let slots = match mixture {
+        Mixture::Promoted { slots } | Mixture::AllPromoted { slots } => slots,
+        Mixture::Random { seed } => 1 + (seed % 3) as u32,
+        _ => 0,
+    };
+    let place = |(index, item): (usize, &plan_format::program::Item)| {
+        let streamable = is_streamable(item.kind) && item.states.is_empty() && !item.weights.is_empty();
+        let resident = |wanted: bool| if wanted { Place::Resident } else { Place::Host };
+        if item.kind == ItemKind::Embedding {
+            return Place::Host;
+        }
+        match mixture {
+            Mixture::Host => Place::Host,
+            Mixture::Resident => Place::Resident,
+            Mixture::Alternating => resident(index % 2 == 0),
+            Mixture::FfnResident => resident(is_ffn(item.kind)),
+            Mixture::MixerResident => resident(!is_ffn(item.kind)),
+            Mixture::Promoted { .. } if streamable && index % 2 == 0 => Place::Promoted,
+            Mixture::Promoted { .. } => Place::Host,
+            Mixture::AllPromoted { .. } if streamable => Place::Promoted,
+            Mixture::AllPromoted { .. } => Place::Resident,
+            Mixture::Random { .. } => match draw() % 3 {
+                0 => Place::Resident,
+                1 if streamable => Place::Promoted,
+                _ => Place::Host,
+            },
+        }
+    };
+    (program.items.iter().enumerate().map(place).collect(), slots)
+}
+
+pub fn model(name: &str) -> gguf::Model {
+    gguf::Model::open(&fixtures::reference_dir().join(format!("tiny-{name}.gguf"))).expect("reference model")
+}
+
+/// Bytes that an item takes in a slot.
+fn slot_bytes(program: &Program, item: &plan_format::program::Item) -> u64 {
+    let bytes = item.weights.iter().map(|weight| {
+        let tensor = &program.tensors[program.weights[weight.index()].tensor.index()];
+        let ty = WeightType::try_from(gguf::GgmlType::from_id(tensor.ggml_type)).expect("a known type");
+        let matrix = packed_bytes(ty, tensor.rows() as usize, tensor.cols() as usize).expect("whole blocks");
+        (matrix.next_multiple_of(64) as u64 * tensor.dims[2] * tensor.dims[3]).next_multiple_of(256)
+    });
+    bytes.sum()
+}
+
+fn schedule(program: &Program, places: &[Place], slots: u32, phase: Phase) -> Schedule {
+    let promoted = places.iter().enumerate().filter(|(_, place)| **place == Place::Promoted);
+    let promotion = |(number, (item, _)): (usize, (usize, &Place))| Promotion {
+        item: ItemId(item as u32),
+        slot: SlotId(number as u32 % slots.max(1)),
+        after: None,
+    };
+    let promotions = promoted.enumerate().map(promotion).collect();
+    let _ = program;
+    Schedule { phase, cpu_threads: 2, promotions, predicted_us: 1000.0 }
+}
+
+/// A plan for a model with this mixture in all phases.
+pub fn plan(name: &str, mixture: Mixture) -> Plan {
+    let model = model(name);
+    let program = planner::lower_model(&model).expect("known family");
+    let limits = RoundLimits { ubatch_tokens: UBATCH_TOKENS, output_tokens: UBATCH_TOKENS };
+    let arena = Arena::new(&program, limits);
+    let (places, slot_count) = places(&program, mixture);
+    let home = |place: &Place| match place {
+        Place::Resident => Home::Resident,
+        Place::Promoted => Home::Host(HostMemory::Pinned),
+        Place::Host => Home::Host(HostMemory::Pageable),
+    };
+    let promoted = program.items.iter().zip(&places).filter(|(_, place)| **place == Place::Promoted);
+    let size_bytes = promoted.map(|(item, _)| slot_bytes(&program, item)).max().unwrap_or(256);
+    let slot = |index: u32| Slot { offset_bytes: u64::from(index) * size_bytes, size_bytes };
+    let phases = [Phase::Decode, Phase::Prefill { ubatch_tokens: UBATCH_TOKENS }];
+    let schedules = phases.iter().map(|phase| schedule(&program, &places, slot_count, *phase)).collect();
+    let layouts = program.weights.iter().map(|weight| vec![Layout::Gguf; weight.parts.len()]).collect();
+    Plan {
+        origin: origin(&model, limits),
+        costs: costs(&program, &phases),
+        placement: Placement { homes: places.iter().map(home).collect() },
+        layouts,
+        slots: Slots { slots: (0..slot_count).map(slot).collect() },
+        schedules,
+        regimes: RegimeMap {
+            phases: phases.to_vec(),
+            context_tokens: vec![CONTEXT_TOKENS as u32],
+            cpu_slowdown: vec![1.0],
+            gpu_slowdown: vec![1.0],
+            link_slowdown: vec![1.0],
+            cells: vec![ScheduleId(0), ScheduleId(1)],
+        },
+        report: Report::default(),
+        code: Vec::new(),
+        program,
+        arena,
+    }
+}
+
+fn origin(model: &gguf::Model, limits: RoundLimits) -> Origin {
+    let gpu = GpuFingerprint {
+        model: "sim:test".to_owned(),
+        memory_bytes: 1 << 30,
+        link: "simulated".to_owned(),
+        driver: "simulated".to_owned(),
+    };
+    Origin {
+        tool_version: "test".to_owned(),
+        options: Options {
+            vram_bytes: 1 << 30,
+            ram_bytes: None,
+            context_tokens: CONTEXT_TOKENS as u32,
+            limits,
+            prompt_tokens: 1,
+            generate_tokens: 1,
+            kv_type: artifact::KvType::F16,
+        },
+        model: of_model(model).expect("a fingerprint"),
+        device: DeviceFingerprint { cpu_model: "test".to_owned(), cpu_cores: 2, gpu: Some(gpu) },
+    }
+}
+
+fn costs(program: &Program, phases: &[Phase]) -> CostModel {
+    let items = program.items.len();
+    let item = ItemCost { gpu_us: 5.0, stream_us: 20.0, to_gpu_us: 6.0, to_cpu_us: 8.0, ..ItemCost::default() };
+    let case = |phase: &Phase| CaseCosts {
+        phase: *phase,
+        context_tokens: CONTEXT_TOKENS as u32,
+        gap_us: 10.0,
+        cpu_us: vec![30.0; items],
+        items: vec![item; items],
+    };
+    CostModel {
+        teams: vec![CostTeam { threads: 2, cpu_slowdown_while_link: 1.0, link_slowdown_while_cpu: 1.0 }],
+        input_start: vec![0; items + 1],
+        inputs: Vec::new(),
+        cases: phases.iter().map(case).collect(),
+    }
+}
+
+pub fn profile() -> SimProfile {
+    SimProfile {
+        name: "test".into(),
+        memory_bytes: 1 << 30,
+        context_bytes: 4096,
+        pinned_limit_bytes: 1 << 30,
+        link: vec![LinkPoint { bytes: 1, rate_gbps: 1.0 }],
+        pageable_factor: 0.25,
+        submit: Nanos(100),
+        copy_start: Nanos(500),
+        to_gpu: Nanos(1000),
+        to_cpu: Nanos(700),
+    }
+}
+
+pub fn sim(faults: Faults) -> Arc<SimGpu> {
+    sim_with(faults, LoadScript::default(), None)
+}
+
+pub fn sim_with(faults: Faults, load: LoadScript, ceiling_bytes: Option<u64>) -> Arc<SimGpu> {
+    Arc::new(SimGpu::new(SimConfig { profile: profile(), load, faults, ceiling_bytes }))
+}
+
+pub fn team(threads: usize) -> Team {
+    let config = TeamConfig { threads, pinning: Pinning::Free, caller: CallerPinning::Leave, spin_us: 20 };
+    Team::new(config).expect("threads")
+}
+
+fn limits() -> Limits {
+    let (kv_type, precision) = (KvType::F16, Precision::Fast);
+    Limits { context_tokens: CONTEXT_TOKENS, sequences: 1, kv_type, precision }
+}
+
+/// An executor of the plan on this GPU.
+pub fn hybrid(name: &str, plan: &Plan, gpu: &Arc<SimGpu>) -> Result<Executor, runtime::Error> {
+    hybrid_pinned(name, plan, gpu, None)
+}
+
+pub fn hybrid_pinned(
+    name: &str,
+    plan: &Plan,
+    gpu: &Arc<SimGpu>,
+    pinned_schedule: Option<usize>,
+) -> Result<Executor, runtime::Error> {
+    let weights = WeightStore::load_placed(model(name), &plan.program, &HostPlace::of_plan(plan, Precision::Fast))?;
+    let isa = Isa::detect();
+    let maker = SimMaker::new(Arc::clone(gpu), (&plan.program, &plan.arena), &weights, limits(), isa)?;
+    let hand_over = HandOver { to_gpu_us: 1.0, to_cpu_us: 0.7 };
+    let gpu: Arc<dyn Gpu> = Arc::clone(gpu) as Arc<dyn Gpu>;
+    let side = GpuSide { gpu, maker: Box::new(maker), hand_over, pinned_schedule };
+    Executor::with_gpu(plan, weights, limits(), (team(2), isa), side)
+}
+
+/// The same model on the CPU alone.
+pub fn all_cpu(name: &str) -> Executor {
+    let model = model(name);
+    let program = planner::lower_model(&model).expect("known family");
+    let arena = Arena::new(&program, RoundLimits { ubatch_tokens: UBATCH_TOKENS, output_tokens: UBATCH_TOKENS });
+    let weights = WeightStore::load(model, &program, Precision::Fast).expect("weights");
+    Executor::new(&program, &arena, weights, limits(), (team(2), Isa::detect())).expect("prepared")
+}
+
+/// Feeds `ids` from position `first` in rounds of `ubatch`; all logits.
+pub fn feed(executor: &mut Executor, ids: &[u32], first: usize, ubatch: usize) -> Result<Vec<f32>, runtime::Error> {
+    let mut all = Vec::new();
+    for (index, tokens) in ids.chunks(ubatch).enumerate() {
+        let first = (first + index * ubatch) as u32;
+        let positions: Vec<u32> = (0..tokens.len() as u32).map(|i| first + i).collect();
+        let outputs: Vec<u32> = (0..tokens.len() as u32).collect();
+        let spans = [Span { sequence: 0, tokens: 0..tokens.len() }];
+        let round = Round { tokens, positions: &positions, spans: &spans, outputs: &outputs };
+        let view = executor.run(&round)?;
+        (0..view.rows()).for_each(|row| all.extend_from_slice(view.row(row)));
+    }
+    Ok(all)
+}
+
+/// The reference prompt of a model.
+pub fn prompt(name: &str) -> Vec<u32> {
+    let text = std::fs::read(fixtures::reference_dir().join(format!("{name}.json"))).expect("reference");
+    let json: serde_json::Value = serde_json::from_slice(&text).expect("JSON");
+    let ids = json["prompt_ids"].as_array().expect("prompt ids");
+    ids.iter().map(|id| id.as_u64().expect("an id") as u32).collect()
+}
+
+/// Whether a weight belongs to the embedding only.
+pub fn is_embedding(role: WeightRole) -> bool {
+    role == WeightRole::EmbeddingRows
+}
