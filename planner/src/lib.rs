@@ -10,6 +10,7 @@ pub mod graph;
 pub mod place;
 pub mod profile;
 pub mod regime;
+pub mod report;
 pub mod simulate;
 pub mod transfer;
 

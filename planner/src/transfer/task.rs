@@ -48,20 +48,25 @@ pub enum Method {
 /// Most prompt rounds that are played; later ones are like the last of these.
 const MOST_COLD_ROUNDS: u32 = 4;
 
+/// How many rounds of a phase count: decoding is endless, a prompt is a few rounds from empty slots.
+pub fn horizon(phase: Phase, prompt_tokens: u32) -> Horizon {
+    match phase {
+        Phase::Prefill { ubatch_tokens } => {
+            Horizon::Cold { rounds: prompt_tokens.div_ceil(ubatch_tokens.max(1)).clamp(1, MOST_COLD_ROUNDS) }
+        }
+        _ => Horizon::Steady,
+    }
+}
+
 impl<'a> Task<'a> {
     /// Costs of the case.
     pub fn costs(&self) -> &'a CaseCosts {
         &self.problem.costs.cases[self.case]
     }
 
-    /// How many rounds count: decoding is endless, a prompt is a few rounds from empty slots.
+    /// How many rounds count.
     pub fn horizon(&self) -> Horizon {
-        match self.costs().phase {
-            Phase::Prefill { ubatch_tokens } => {
-                Horizon::Cold { rounds: self.problem.demand.prompt_rounds(ubatch_tokens).min(MOST_COLD_ROUNDS) }
-            }
-            _ => Horizon::Steady,
-        }
+        horizon(self.costs().phase, self.problem.demand.prompt_tokens)
     }
 
     /// Whether an item may be promoted: on the host, in memory that the copy engine reads, and not above a slot.

@@ -1,0 +1,212 @@
+//! Are the paper's speed-ups within the floors of this machine? The arithmetic, for one model at one ceiling.
+//!
+//! Two floors that no schedule of *any* placement under the ceiling beats: what does not fit the GPU crosses the DRAM
+//! every round, and no item is faster than on its faster processor. Pure; `contribution.rs` draws, `page.rs` prints.
+
+use crate::cost::Problem;
+use crate::place::ablation::{Reach, Row, ablation, reach};
+use crate::place::memory::{fixed_bytes, item_bytes, may_be_resident};
+use crate::place::search::{Decision, Query, whole_layers};
+use crate::place::weigh::Workload;
+use crate::profile::Profile;
+
+/// The paper's best decode speed-up over whole layers, on its laptop.
+pub const PAPER_DECODE: f64 = 3.29;
+/// Its best prefill speed-up.
+pub const PAPER_PREFILL: f64 = 1.94;
+
+/// What no placement and no schedule under a ceiling can beat.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct AnyFloor {
+    /// Weights and caches that a round reads.
+    pub read_bytes: f64,
+    /// Those that are read from host memory even when the GPU holds what is read most per byte of memory.
+    pub host_bytes: f64,
+    /// They, at the full read rate of the DRAM.
+    pub memory_us: f64,
+    /// The longest chain of items, each on its faster processor.
+    pub chain_us: f64,
+}
+
+impl AnyFloor {
+    /// The larger of both.
+    pub fn us(&self) -> f64 {
+        self.memory_us.max(self.chain_us)
+    }
+}
+
+/// One phase: measured against whole layers, and against the floors.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Claim {
+    /// Simulated round of the whole-layer plan.
+    pub base_us: f64,
+    /// Tokens of that round.
+    pub base_tokens: u32,
+    /// Simulated round of this plan.
+    pub plan_us: f64,
+    /// Tokens of that round.
+    pub plan_tokens: u32,
+    /// Speed-up per token, and the most that this placement could reach.
+    pub reach: Reach,
+    /// Floors of a round of the plan's size under any placement.
+    pub floor: AnyFloor,
+    /// The paper's figure.
+    pub paper: f64,
+}
+
+impl Claim {
+    /// Whole-layer time of a round of the plan's size.
+    pub fn base_for_plan_us(&self) -> f64 {
+        self.base_us * f64::from(self.plan_tokens) / f64::from(self.base_tokens.max(1))
+    }
+
+    /// The most that any placement could reach over the whole-layer plan.
+    pub fn most_any(&self) -> f64 {
+        self.base_for_plan_us() / self.floor.us()
+    }
+
+    /// Round that the paper's figure asks for.
+    pub fn asked_us(&self) -> f64 {
+        self.base_for_plan_us() / self.paper
+    }
+
+    /// Whether the paper's figure is possible here.
+    pub fn verdict(&self) -> Verdict {
+        if self.reach.speedup >= self.paper {
+            Verdict::Reached
+        } else if self.most_any() >= self.paper {
+            Verdict::WithinFloors
+        } else {
+            Verdict::BeyondFloors
+        }
+    }
+}
+
+/// Where a claimed speed-up lies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// The simulated plan is that fast.
+    Reached,
+    /// No floor forbids it; the simulated plan does not reach it.
+    WithinFloors,
+    /// A floor forbids it on this machine.
+    BeyondFloors,
+}
+
+impl Verdict {
+    /// For tables.
+    pub fn name(self) -> &'static str {
+        match self {
+            Verdict::Reached => "reached",
+            Verdict::WithinFloors => "within the floors",
+            Verdict::BeyondFloors => "beyond the floors",
+        }
+    }
+}
+
+/// The comparison with whole layers: Figure 15's rows and both claims.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Comparison {
+    /// Base, placement, coordination, transfer.
+    pub rows: [Row; 4],
+    /// Name of the whole-layer split: `last 21 layers`.
+    pub base: String,
+    /// The workload that was planned for, in whole layers and in this plan.
+    pub workload_us: [f64; 2],
+    /// Decode.
+    pub decode: Claim,
+    /// Prefill.
+    pub prefill: Claim,
+}
+
+/// Compares a decision with the best whole-layer split of any ubatch. `None` without a GPU budget.
+pub fn compare(query: &Query<'_>, decision: &Decision) -> Option<Comparison> {
+    let gpu = query.profile.gpu.as_ref().filter(|_| query.budget.vram_bytes > 0)?;
+    let problem = query.problem;
+    let mut best: Option<(f64, String, [Row; 4])> = None;
+    for ubatch in 0..problem.ubatches.len() {
+        let Some(whole) = whole_layers(query, ubatch) else { continue };
+        let Some(rows) = ablation(query, decision, &whole) else { continue };
+        let total_us = workload_us(problem, &rows[0]);
+        if best.as_ref().is_none_or(|(known_us, ..)| total_us < *known_us) {
+            best = Some((total_us, whole.candidate.origin, rows));
+        }
+    }
+    let (_, base, rows) = best?;
+    let [decode_reach, prefill_reach] = reach(query, decision, &rows)?;
+    let ubatch = &problem.ubatches[decision.best.candidate.ubatch];
+    let workload = Workload::new(problem, ubatch.ubatch_tokens)?;
+    let room_bytes = query.budget.vram_bytes.saturating_sub(fixed_bytes(problem, gpu, ubatch));
+    let bytes: Vec<u64> = (0..problem.items.len()).map(|item| item_bytes(problem, ubatch, item)).collect();
+    let floor = |case| any_floor(problem, query.profile, case, &bytes, room_bytes);
+    let claim = |first: f64, last: f64, tokens: [u32; 2], reach, floor, paper| Claim {
+        base_us: first,
+        base_tokens: tokens[0],
+        plan_us: last,
+        plan_tokens: tokens[1],
+        reach,
+        floor,
+        paper,
+    };
+    let ([first, ..], [.., last]) = (&rows, &rows);
+    let tokens = [first.ubatch_tokens, last.ubatch_tokens];
+    Some(Comparison {
+        decode: claim(first.decode_us, last.decode_us, [1, 1], decode_reach, floor(workload.decode.0), PAPER_DECODE),
+        prefill: claim(
+            first.prefill_us,
+            last.prefill_us,
+            tokens,
+            prefill_reach,
+            floor(workload.prefill.0),
+            PAPER_PREFILL,
+        ),
+        workload_us: [workload_us(problem, first), workload_us(problem, last)],
+        base,
+        rows,
+    })
+}
+
+fn workload_us(problem: &Problem, row: &Row) -> f64 {
+    let rounds = f64::from(problem.demand.prompt_rounds(row.ubatch_tokens));
+    f64::from(problem.demand.generate_tokens) * row.decode_us + rounds * row.prefill_us
+}
+
+/// The floors of a case when `room_bytes` of GPU memory hold items of `bytes`.
+fn any_floor(problem: &Problem, profile: &Profile, case: usize, bytes: &[u64], room_bytes: u64) -> AnyFloor {
+    let read = &problem.read_bytes[case];
+    let read_bytes: f64 = read.iter().map(|&bytes| bytes as f64).sum();
+    // Fractional knapsack: by what residency saves per byte. Items are taken as divisible, so this is a bound.
+    let mut order: Vec<usize> =
+        (0..read.len()).filter(|&i| may_be_resident(problem.items[i].kind) && read[i] > 0 && bytes[i] > 0).collect();
+    let density = |item: usize| read[item] as f64 / bytes[item] as f64;
+    order.sort_by(|&a, &b| density(b).total_cmp(&density(a)).then(a.cmp(&b)));
+    let (mut room, mut host_bytes) = (room_bytes as f64, read_bytes);
+    for item in order {
+        let share = (room / bytes[item] as f64).min(1.0);
+        room -= share * bytes[item] as f64;
+        host_bytes -= share * read[item] as f64;
+    }
+    // A read without memory of its own (rows that are looked up) is not held against the machine.
+    let looked_up: f64 = (0..read.len()).filter(|&i| bytes[i] == 0).map(|i| read[i] as f64).sum();
+    let host_bytes = (host_bytes - looked_up).max(0.0);
+    AnyFloor {
+        read_bytes,
+        host_bytes,
+        memory_us: host_bytes / profile.memory.read_gb_per_s / 1000.0,
+        chain_us: chain_us(problem, case),
+    }
+}
+
+/// The longest path through the graph when every item runs on its faster processor, with its best team.
+fn chain_us(problem: &Problem, case: usize) -> f64 {
+    let teams = problem.costs.teams.len();
+    let mut end_us = vec![0.0f64; problem.items.len()];
+    for item in 0..problem.items.len() {
+        let cpu = (0..teams).map(|team| problem.cpu_us(case, team)[item]).fold(f32::INFINITY, f32::min);
+        let gpu_us = problem.costs.cases[case].items[item].gpu_us;
+        let fastest = if may_be_resident(problem.items[item].kind) && gpu_us > 0.0 { cpu.min(gpu_us) } else { cpu };
+        let ready = problem.costs.inputs_of(item).iter().map(|p| end_us[p.index()]).fold(0.0, f64::max);
+        end_us[item] = ready + f64::from(fastest);
+    }
+    end_us.into_iter().fold(0.0, f64::max)
+}
