@@ -7,6 +7,7 @@ pub mod cli;
 pub mod compile;
 pub mod cost;
 pub mod graph;
+pub mod measure;
 pub mod place;
 pub mod profile;
 pub mod regime;

@@ -14,8 +14,15 @@ struct Ran {
     err: String,
 }
 
+/// Runs the program with a cache that all of these tests share: the machine is measured once.
 fn ats_plan<S: AsRef<OsStr>>(arguments: impl IntoIterator<Item = S>) -> Ran {
-    let output = Command::new(env!("CARGO_BIN_EXE_ats-plan")).args(arguments).output().unwrap();
+    let cache = Path::new(env!("CARGO_TARGET_TMPDIR")).join("cli-cache");
+    ats_plan_with(&cache, arguments)
+}
+
+fn ats_plan_with<S: AsRef<OsStr>>(cache: &Path, arguments: impl IntoIterator<Item = S>) -> Ran {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_ats-plan"));
+    let output = command.env("XDG_CACHE_HOME", cache).args(arguments).output().unwrap();
     let text = |bytes: Vec<u8>| String::from_utf8_lossy(&bytes).into_owned();
     Ran { code: output.status.code(), out: text(output.stdout), err: text(output.stderr) }
 }
@@ -184,9 +191,173 @@ fn bad_input_is_one_error_with_its_exit_code() {
     fails(&ats_plan(["compile", model, "--context", "0"]), 2, &["--context"]);
     fails(&ats_plan(["compile", model, "--kv-type", "q4"]), 2, &["--kv-type", "f16", "f32"]);
     fails(&ats_plan(["compile", model, "--exact", "--vram", "0"]), 2, &["--exact", "--vram"]);
+    fails(&ats_plan(["compile", model, "--exact", "--device", "sim:rtx3060-laptop"]), 2, &["--exact", "--device"]);
+    fails(&ats_plan(["compile", model, "--context", "64", "--prompt", "65"]), 2, &["--prompt 65", "--context 64"]);
+    fails(&ats_plan(["compile", model, "--context", "64", "--ubatch", "65"]), 2, &["--ubatch 65", "--context 64"]);
+    fails(&ats_plan(["compile", model, "--ubatch", "4", "--outputs", "5"]), 2, &["--outputs 5", "--ubatch 4"]);
+    fails(&ats_plan(["compile", model, "--device", "sim:rtx9"]), 2, &["sim:rtx9", "hint: ", "rtx3060-laptop"]);
+    fails(&ats_plan(["explain", "blk.0.ffn", model]), 2, &["no item `blk.0.ffn`", "hint: ", "blk.0.ffn_down"]);
     fails(&ats_plan(["inspect", "/no/such/plan"]), 1, &["/no/such/plan"]);
     fails(&ats_plan(["explode"]), 2, &["explode"]);
     let truncated = tempfile::NamedTempFile::new().unwrap();
     std::fs::write(truncated.path(), &std::fs::read(&llama).unwrap()[..100_000]).unwrap();
     fails(&ats_plan(["compile", truncated.path().to_str().unwrap()]), 1, &["truncated"]);
+}
+
+const LAPTOP: &str = "sim:rtx3060-laptop";
+
+#[test]
+fn a_budget_is_read_as_people_write_it_and_kept_or_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let (model, out) = (common::path("qwen3"), folder.path().join("plan.atsplan"));
+    let compile = |vram: &str| {
+        let arguments = ["compile", model.to_str().unwrap(), "--out", out.to_str().unwrap()];
+        ats_plan(arguments.into_iter().chain(["--context", "512", "--device", LAPTOP, "--vram", vram]))
+    };
+    let mut sizes = Vec::new();
+    for (vram, bytes) in [("0", 0), ("2M", 2 << 20), ("1G", 1 << 30), ("1GiB", 1 << 30), ("1024M", 1 << 30)] {
+        let ran = compile(vram);
+        assert_eq!(ran.code, Some(0), "{vram}: {}", ran.err);
+        let plan = from_bytes(&std::fs::read(&out).unwrap()).unwrap();
+        assert_eq!(plan.origin.options.vram_bytes, bytes, "{vram}");
+        sizes.push(std::fs::read(&out).unwrap());
+    }
+    assert_eq!(sizes[2], sizes[3]);
+    assert_eq!(sizes[2], sizes[4]);
+    let kept = std::fs::read(&out).unwrap();
+    fails(&compile("-1"), 2, &["--vram"]);
+    fails(&compile("abc"), 2, &["--vram", "6144M"]);
+    fails(&compile("7G"), 2, &["7.00 GiB", "6.00 GiB", "hint: ", "6000M"]);
+    fails(&compile("100K"), 2, &["100K", "need ", "K with the smallest ubatch", "hint: "]);
+    assert_eq!(std::fs::read(&out).unwrap(), kept, "a refusal leaves the old plan as it was");
+    std::fs::remove_file(&out).unwrap();
+    fails(&compile("100K"), 2, &["too small for anything"]);
+    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0, "a refusal writes nothing");
+}
+
+#[test]
+fn the_least_budget_that_a_refusal_names_works() {
+    let folder = tempfile::tempdir().unwrap();
+    let (model, out) = (common::path("llama"), folder.path().join("plan.atsplan"));
+    let compile = |vram: &str| {
+        let arguments = ["compile", model.to_str().unwrap(), "--out", out.to_str().unwrap()];
+        ats_plan(arguments.into_iter().chain(["--device", LAPTOP, "--vram", vram]))
+    };
+    let refused = compile("1K");
+    let named = refused.err.split("need ").nth(1).and_then(|rest| rest.split(' ').next()).unwrap().to_owned();
+    let ran = compile(&named);
+    assert_eq!(ran.code, Some(0), "{named}: {}", ran.err);
+}
+
+#[test]
+fn a_plan_for_a_simulated_machine_says_so_and_what_to_expect() {
+    let folder = tempfile::tempdir().unwrap();
+    let out = folder.path().join("plan.atsplan");
+    let model = common::path("gemma3");
+    let ran = ats_plan([
+        "compile".as_ref(),
+        model.as_os_str(),
+        "--out".as_ref(),
+        out.as_os_str(),
+        "--device".as_ref(),
+        LAPTOP.as_ref(),
+        "--vram".as_ref(),
+        "2M".as_ref(),
+    ]);
+    assert_eq!((ran.code, ran.err.as_str()), (Some(0), ""));
+    for part in ["sim:rtx3060-laptop", "GPU ", "host ", "resident: ", "decode ", "prefill ", "floor", "bound", "cells"]
+    {
+        assert!(ran.out.contains(part), "{part} is missing from\n{}", ran.out);
+    }
+    let plan = from_bytes(&std::fs::read(&out).unwrap()).unwrap();
+    assert_eq!(plan.origin.device.simulated_profile(), Some("rtx3060-laptop"));
+    let inspected = ats_plan(["inspect".as_ref(), out.as_os_str()]);
+    assert!(inspected.out.contains("slots") && inspected.out.contains("regimes"), "{}", inspected.out);
+}
+
+#[test]
+fn this_machine_is_measured_once_and_its_profile_kept() {
+    let cache = tempfile::tempdir().unwrap();
+    let model = common::path("qwen3");
+    let out = cache.path().join("plan.atsplan");
+    let compile = || {
+        let ran =
+            ats_plan_with(cache.path(), ["compile".as_ref(), model.as_os_str(), "--out".as_ref(), out.as_os_str()]);
+        assert_eq!((ran.code, ran.err.as_str()), (Some(0), ""));
+        std::fs::read(&out).unwrap()
+    };
+    let first = compile();
+    let kept = std::fs::read_dir(cache.path().join("ats")).unwrap().next().unwrap().unwrap().path();
+    let profile = std::fs::read_to_string(&kept).unwrap();
+    let plan = from_bytes(&first).unwrap();
+    assert!(plan.report.predictions.iter().all(|p| p.round_us > 0.0) && !plan.report.predictions.is_empty());
+    assert_eq!(compile(), first, "the same profile gives the same bytes");
+    assert_eq!(std::fs::read_to_string(&kept).unwrap(), profile);
+    // A profile that cannot be this machine's is measured anew.
+    std::fs::write(&kept, profile.replace("schema_version\": 1", "schema_version\": 9")).unwrap();
+    compile();
+    assert!(std::fs::read_to_string(&kept).unwrap().contains("schema_version\": 1"));
+}
+
+#[test]
+fn profiles_that_cannot_be_true_are_refused_by_the_name_of_the_figure() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("device.json");
+    let good = ats_plan(["profile", "--device", LAPTOP]);
+    assert_eq!(good.code, Some(0), "{}", good.err);
+    let model = common::path("qwen3");
+    let compile = || {
+        ats_plan([
+            "compile".as_ref(),
+            model.as_os_str(),
+            "--device".as_ref(),
+            file.as_os_str(),
+            "--out".as_ref(),
+            "/dev/null".as_ref(),
+        ])
+    };
+    std::fs::write(&file, &good.out).unwrap();
+    let ran = compile();
+    assert_eq!(ran.code, Some(0), "{}", ran.err);
+    let cases = [
+        ("\"schema_version\": 1", "\"schema_version\": 2", "schema version 2"),
+        ("\"read_gb_per_s\": 41.0", "\"read_gb_per_s\": -41.0", "memory.read_gb_per_s"),
+        ("\"cpu_op_us\": 4.0", "\"cpu_op_us\": 4e9", "latency.cpu_op_us"),
+        ("\"available_mib\": 55705", "\"available_mib\": 99999", "memory.available_mib"),
+        ("\"storage_gb_per_s\": 3.0", "\"storage_gb_per_second\": 3.0", "storage_gb_per_second"),
+    ];
+    for (from, to, named) in cases {
+        assert!(good.out.contains(from), "{from}");
+        std::fs::write(&file, good.out.replace(from, to)).unwrap();
+        fails(&compile(), 1, &["device.json", named]);
+    }
+}
+
+#[test]
+fn an_item_is_explained_with_its_times_and_what_would_move_it() {
+    let model = common::path("qwen3");
+    let model = model.to_str().unwrap();
+    let explain = |item: &str, vram: &str| {
+        let ran = ats_plan(["explain", item, model, "--context", "512", "--device", LAPTOP, "--vram", vram]);
+        assert_eq!(ran.code, Some(0), "{}", ran.err);
+        ran.out
+    };
+    let host = explain("blk.1.ffn_gate_up", "600K");
+    for part in ["t_c", "t_g", "density k", "switch", "decode", "residency saves", "--vram"] {
+        assert!(host.contains(part), "{part} is missing from\n{host}");
+    }
+    assert!(explain("blk.1.ffn_gate_up", "1G").contains("in GPU memory"));
+}
+
+#[test]
+fn a_family_that_nobody_knows_is_named_with_those_that_are_known() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("m.gguf");
+    let mut bytes = std::fs::read(common::path("qwen3")).unwrap();
+    let name = b"qwen3";
+    let at = bytes.windows(name.len()).position(|window| window == name).unwrap();
+    bytes[at..at + name.len()].copy_from_slice(b"bloom");
+    std::fs::write(&path, bytes).unwrap();
+    let ran = ats_plan(["compile".as_ref(), path.as_os_str()]);
+    fails(&ran, 1, &["bloom", "llama", "qwen3", "gpt-oss", "deepseek2"]);
 }

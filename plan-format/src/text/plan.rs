@@ -131,6 +131,27 @@ fn layout_text(plan: &Plan, item: &Item) -> String {
     names.join(", ")
 }
 
+/// Most names of streamed items in one line.
+const MOST_STREAMED: usize = 8;
+
+fn streamed_text(names: &[&str]) -> String {
+    match names {
+        [] => "nothing streamed".to_owned(),
+        _ if names.len() <= MOST_STREAMED => names.join(" "),
+        [first @ .., last] => {
+            let some = first[..MOST_STREAMED / 2].join(" ");
+            format!("{} streamed: {some} … {last}", names.len())
+        }
+    }
+}
+
+fn slots_text(plan: &Plan) -> String {
+    let Some(staging) = plan.slots.staging() else { return "none".to_owned() };
+    let (count, largest) = (plan.slots.slots.len(), plan.slots.slots.iter().map(|slot| slot.size_bytes).max());
+    let [largest, staging] = [largest.unwrap_or(0), staging.size_bytes].map(bytes_text);
+    format!("{count} of up to {largest}, {staging} of staging behind them")
+}
+
 fn phase_text(phase: Phase) -> String {
     match phase {
         Phase::Decode => "decode".to_owned(),
@@ -147,9 +168,10 @@ fn schedules(text: &mut String, plan: &Plan) {
         let cells = plan.regimes.cells.iter().filter(|cell| cell.index() == id).count();
         let streamed: Vec<&str> = promotions.iter().map(|p| plan.program.items[p.item.index()].name.as_str()).collect();
         let phase = phase_text(*phase);
-        let promoted = if streamed.is_empty() { "nothing streamed".to_owned() } else { streamed.join(" ") };
+        let promoted = streamed_text(&streamed);
         line(text, format_args!("  {id:>3} {phase}: {cpu_threads} threads{predicted}, {cells} regimes: {promoted}"));
     }
+    line(text, format_args!("slots     {}", slots_text(plan)));
     let map = &plan.regimes;
     let axes = format!(
         "contexts {:?} x cpu {:?} x gpu {:?} x link {:?}",

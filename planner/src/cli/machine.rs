@@ -1,14 +1,95 @@
-//! Which machine a device profile is of.
+//! Which machine is planned for: this one, with a profile that is measured once and kept, or that of `--device`.
 //!
 //! A profile that was measured is a real machine's, and its plans carry that machine's fingerprint. One that was
 //! calculated is the simulated machine of its name (`sim:NAME`): no plan of it runs on real hardware.
+//! Next: `profile.rs`, which measures on demand.
 
+use super::profile::{failure, watch};
+use crate::cost::needs;
+use crate::measure::{self, Pace};
 use crate::profile::machines::MACHINES;
 use crate::profile::{Profile, ProfileKind, synthetic};
 use anyhow::{Context, anyhow};
+use device::memory::HostMemoryInfo;
+use plan_format::artifact::KvType;
+use plan_format::find::CACHE_FOLDER;
 use plan_format::fingerprint::{DeviceFingerprint, GpuFingerprint, SIMULATED};
+use plan_format::program::Program;
 use shared_cli::Failure;
-use std::path::Path;
+use shared_cli::machine::this_machine;
+use shared_cli::output::{Progress, write_whole};
+use std::path::{Path, PathBuf};
+
+/// The machine that is planned for.
+#[derive(Clone, Debug)]
+pub struct Target {
+    /// Its figures.
+    pub profile: Profile,
+    /// What plans say that they are for.
+    pub fingerprint: DeviceFingerprint,
+}
+
+/// The machine that `--device` names, else this one, with every figure that a program needs.
+pub fn planned_for(
+    device: Option<&str>,
+    (program, kv_type): (&Program, KvType),
+    progress: &Progress,
+) -> Result<Target, Failure> {
+    if let Some(name) = device {
+        let profile = named_profile(name)?;
+        return Ok(Target { fingerprint: fingerprint(&profile), profile });
+    }
+    let fingerprint = this_machine().map_err(Failure::failed)?.fingerprint;
+    // A machine without a home for caches is measured every time.
+    let path = cache_path().ok();
+    let kept = path.as_deref().and_then(|path| kept(path, &fingerprint));
+    let needs = needs(program, kv_type);
+    let mut watch = watch(progress);
+    let before = kept.as_ref().map_or(0, |profile| profile.curves.len());
+    let mut profile = match kept {
+        Some(profile) => profile,
+        None => measure::machine(&needs, Pace::QUICK, &mut watch).map_err(failure)?,
+    };
+    measure::add_curves(&mut profile, &needs, Pace::QUICK, &mut watch).map_err(failure)?;
+    drop(watch);
+    if profile.curves.len() > before
+        && let Some(path) = path
+    {
+        // The plan is made all the same where the cache cannot be written.
+        let _ = keep(&profile, &path);
+    }
+    let now = HostMemoryInfo::of_this_process().map_err(Failure::failed)?;
+    let now = measure::memory(&now);
+    (profile.memory.available_mib, profile.memory.pinned_limit_mib) = (now.available_mib, now.pinned_limit_mib);
+    Ok(Target { profile, fingerprint })
+}
+
+/// Where this machine's profile is kept: in the user's cache, by the machine's short name.
+pub fn cache_path() -> Result<PathBuf, Failure> {
+    let home = || std::env::var_os("HOME").map(|home| PathBuf::from(home).join(".cache"));
+    let cache = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from).or_else(home);
+    let cache = cache.ok_or_else(|| {
+        let error = anyhow!("there is no place for the profile: neither HOME nor XDG_CACHE_HOME is set");
+        Failure::failed(error).hint("give --out FILE")
+    })?;
+    let machine = this_machine().map_err(Failure::failed)?.fingerprint;
+    Ok(cache.join(CACHE_FOLDER).join(format!("profile-{}.json", machine.slug())))
+}
+
+/// Writes a profile, making its folder if need be.
+pub fn keep(profile: &Profile, path: &Path) -> Result<(), Failure> {
+    if let Some(folder) = path.parent().filter(|folder| !folder.as_os_str().is_empty()) {
+        std::fs::create_dir_all(folder).map_err(Failure::failed)?;
+    }
+    write_whole(path, profile.to_json().as_bytes())
+}
+
+/// The profile that was kept, if it can be read, is measured, and is this machine's. Anything else is measured anew.
+fn kept(path: &Path, machine: &DeviceFingerprint) -> Option<Profile> {
+    let profile = Profile::from_json(&std::fs::read_to_string(path).ok()?).ok()?;
+    let same = (&profile.cpu.model, u32::from(profile.cores())) == (&machine.cpu_model, machine.cpu_cores);
+    (same && profile.provenance.kind == ProfileKind::Measured).then_some(profile)
+}
 
 /// The profile that `--device` names: a file, or one of the synthetic machines as `NAME` or `sim:NAME`.
 pub fn named_profile(name: &str) -> Result<Profile, Failure> {

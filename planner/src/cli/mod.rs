@@ -4,8 +4,12 @@
 //! Exit codes: 0 done, 1 failed, 2 used wrongly. Next: `compile.rs`, `inspect.rs`.
 
 mod compile;
+mod explain;
 mod inspect;
 mod machine;
+mod options;
+mod output;
+mod profile;
 mod size;
 
 pub use size::{Amount, parse_amount};
@@ -30,6 +34,10 @@ pub enum Command {
     Compile(compile::CompileArgs),
     /// Print a plan.
     Inspect(inspect::InspectArgs),
+    /// Say why an item lies where it lies.
+    Explain(explain::ExplainArgs),
+    /// Measure this machine.
+    Profile(profile::ProfileArgs),
     /// Print completions for a shell.
     Completions(CompletionsArgs),
     /// Write the man pages.
@@ -41,6 +49,8 @@ pub fn main() -> ExitCode {
     let result = match Args::parse().command {
         Command::Compile(args) => compile::run(&args),
         Command::Inspect(args) => inspect::run(&args),
+        Command::Explain(args) => explain::run(&args),
+        Command::Profile(args) => profile::run(&args),
         Command::Completions(args) => manual::completions(&args, Args::command()),
         Command::Man(args) => manual::man(&args, Args::command()),
     };

@@ -9,7 +9,7 @@ mod stored;
 mod work;
 
 pub use floors::{Floors, floors, switches_us};
-pub use price::{PriceError, VERIFY_TOKENS, phases, price};
+pub use price::{PriceError, VERIFY_TOKENS, needs, phases, price};
 pub use work::{Round, distinct_experts};
 
 use plan_format::artifact::KvType;

@@ -3,8 +3,9 @@
 use super::stored::stored_bytes;
 use super::work::{Round, Work, streaming, works};
 use super::{Demand, ItemFacts, Problem, UbatchFacts};
-use crate::profile::{Backend, Contention, Key, NotMeasured, Profile};
+use crate::profile::{Backend, Contention, Key, NotMeasured, Operator, Profile};
 use plan_format::arena::{Arena, RoundLimits};
+use plan_format::artifact::KvType;
 use plan_format::costs::{CaseCosts, CostModel, ItemCost, Team};
 use plan_format::operands::Columns;
 use plan_format::program::{Item, ItemKind, OpKind, Program};
@@ -65,6 +66,19 @@ pub fn price(program: &Program, profile: &Profile, demand: &Demand) -> Result<Pr
         small_weight_bytes: program.small_weight_bytes(),
         demand,
     })
+}
+
+/// The times that pricing a program asks a profile for: kinds of operator with their types, each once.
+pub fn needs(program: &Program, kv_type: KvType) -> Vec<(Operator, &'static str)> {
+    let round = Round { tokens: 1, outputs: 1, context_tokens: 1, kv_type };
+    let works = program.ops.iter().flat_map(|op| works(program, &op.kind, &round));
+    let mut needs = Vec::new();
+    for need in works.map(|work| (work.operator, work.weight_type)) {
+        if !needs.contains(&need) {
+            needs.push(need);
+        }
+    }
+    needs
 }
 
 /// Phases of a demand, in the order of the artifact.
@@ -179,7 +193,7 @@ struct PricedCase {
 struct MemoKey {
     backend: Backend,
     threads: u16,
-    operator: crate::profile::Operator,
+    operator: Operator,
     weight_type: &'static str,
     shape: (u64, u64),
     bits: (u64, u64),
@@ -266,8 +280,7 @@ impl Pricer<'_> {
     /// Bytes of weights and states that an item reads in a round.
     fn read_bytes(&self, item: &Item, round: &Round) -> u64 {
         let heavy = ops(self.program, item).flat_map(|kind| works(self.program, kind, round));
-        let bytes: f64 =
-            heavy.filter(|work| work.operator != crate::profile::Operator::Elementwise).map(|w| w.bytes).sum();
+        let bytes: f64 = heavy.filter(|work| work.operator != Operator::Elementwise).map(|w| w.bytes).sum();
         bytes as u64
     }
 

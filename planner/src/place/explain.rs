@@ -76,8 +76,8 @@ pub struct Explanation {
     pub gpu_slowdown_to_break_even: f64,
 }
 
-/// Step of the search for the flipping ceiling.
-const STEP_MIB: usize = 16;
+/// Steps of the search for the flipping ceiling, from nothing to everything.
+const STEPS: u64 = 1024;
 
 /// Explains the item of this index. `None` if there is no such item.
 pub fn explain(query: &Query<'_>, decision: &Decision, item: usize) -> Option<Explanation> {
@@ -137,14 +137,16 @@ fn flip(query: &Query<'_>, decision: &Decision, item: usize) -> Option<Flip> {
     let all_bytes: u64 = chain.iter().map(|item| item.bytes).sum();
     let table = Knapsack::solve(&chain, all_bytes);
     let fixed_bytes = memory::fixed_bytes(problem, gpu, ubatch) + best.candidate.slots.total_bytes();
-    let room_mib = (query.budget.vram_bytes.saturating_sub(fixed_bytes) >> 20) as usize;
-    let all_mib = (all_bytes >> 20) as usize + chain.len();
-    let resident_at = |mib: usize| table.assignment(mib).is_some_and(|found| found.resident[item]);
-    let ceiling = |mib: usize| fixed_bytes + ((mib as u64) << 20);
+    let room_bytes = query.budget.vram_bytes.saturating_sub(fixed_bytes);
+    let step_bytes = (all_bytes / STEPS).max(1);
+    let resident_at = |bytes: u64| table.within(bytes).is_some_and(|found| found.resident[item]);
     if best.homes[item] == Home::Resident {
-        let below = (0..=room_mib).rev().step_by(STEP_MIB).find(|&mib| !resident_at(mib))?;
-        return Some(Flip::HostBelow { vram_bytes: ceiling(below) });
+        let below = (0..=room_bytes / step_bytes).map(|steps| room_bytes - steps * step_bytes);
+        let vram_bytes = below.into_iter().find(|&bytes| !resident_at(bytes))? + fixed_bytes;
+        return Some(Flip::HostBelow { vram_bytes });
     }
-    let from = (room_mib..=all_mib + STEP_MIB).step_by(STEP_MIB).find(|&mib| resident_at(mib))?;
-    Some(Flip::ResidentFrom { vram_bytes: ceiling(from) })
+    // Rounding to the table's units may ask for a little more than everything.
+    let from = (0..=2 * STEPS).map(|steps| room_bytes + steps * step_bytes);
+    let vram_bytes = from.into_iter().find(|&bytes| resident_at(bytes))? + fixed_bytes;
+    Some(Flip::ResidentFrom { vram_bytes })
 }

@@ -97,6 +97,11 @@ impl<'a> Knapsack<'a> {
         self.column_assignment(self.column(budget_mib as u64 * MIB))
     }
 
+    /// The assignment of a budget in bytes, rounded down to the table's units.
+    pub fn within(&self, budget_bytes: u64) -> Option<Assignment> {
+        self.column_assignment(self.column(budget_bytes))
+    }
+
     fn column_assignment(&self, mut column: usize) -> Option<Assignment> {
         let total_ns = self.column_ns(column)?;
         let mut on_gpu = self.last_gpu_ns[column] < self.last_cpu_ns[column];

@@ -11,13 +11,19 @@ use plan_format::costs::Load;
 use plan_format::evaluate::Scratch;
 use plan_format::program::ItemKind;
 use plan_format::schedule::{Home, Phase};
+use plan_format::text::bytes_text;
 use std::fmt::Write;
 
 /// The summary of a plan.
 pub fn summary(query: &Query<'_>, decision: &Decision, parts: &Parts) -> String {
     let mut text = String::new();
     memory_lines(query, parts, &mut text);
-    placement_lines(query, &decision.best, &mut text);
+    let uses_gpu = query.budget.vram_bytes > 0;
+    if uses_gpu {
+        placement_lines(query, &decision.best, &mut text);
+    } else {
+        text.push_str("no GPU memory may be used: everything executes on the CPU\n");
+    }
     let best = &decision.best;
     let repriced = priced_for(query.problem, query.profile, &best.homes);
     let problem = repriced.as_ref().unwrap_or(query.problem);
@@ -26,16 +32,13 @@ pub fn summary(query: &Query<'_>, decision: &Decision, parts: &Parts) -> String 
         for (case, answer) in [(workload.decode.0, &best.decode), (workload.prefill.0, &best.prefill)] {
             let task = Task { problem, case, homes: &best.homes, slots: best.candidate.slots, load: Load::IDLE };
             speed_line(&task, answer, parts, &mut text);
-            transfer_line(&task, answer, &mut text);
+            if uses_gpu {
+                transfer_line(&task, answer, &mut text);
+            }
         }
     }
     optimality_lines(decision, &mut text);
     text
-}
-
-fn mib(bytes: u64) -> String {
-    let mib = bytes as f64 / f64::from(1 << 20);
-    if mib >= 1024.0 { format!("{:.2} GiB", mib / 1024.0) } else { format!("{mib:.0} MiB") }
 }
 
 fn memory_lines(query: &Query<'_>, parts: &Parts, text: &mut String) {
@@ -51,8 +54,9 @@ fn memory_lines(query: &Query<'_>, parts: &Parts, text: &mut String) {
     if total > 0 {
         let used = names.iter().filter(|(region, _)| parts.report.bytes(*region) > 0);
         let list: Vec<String> =
-            used.map(|(region, name)| format!("{name} {}", mib(parts.report.bytes(*region)))).collect();
-        let _ = writeln!(text, "GPU {} of {}: {}", mib(total), mib(query.budget.vram_bytes), list.join(", "));
+            used.map(|(region, name)| format!("{name} {}", bytes_text(parts.report.bytes(*region)))).collect();
+        let _ =
+            writeln!(text, "GPU {} of {}: {}", bytes_text(total), bytes_text(query.budget.vram_bytes), list.join(", "));
     }
     let host = [
         (Region::HostPinned, "pinned"),
@@ -61,7 +65,8 @@ fn memory_lines(query: &Query<'_>, parts: &Parts, text: &mut String) {
         (Region::HostStates, "caches"),
     ];
     let used = host.iter().filter(|(region, _)| parts.report.bytes(*region) > 0);
-    let list: Vec<String> = used.map(|(region, name)| format!("{} {name}", mib(parts.report.bytes(*region)))).collect();
+    let list: Vec<String> =
+        used.map(|(region, name)| format!("{} {name}", bytes_text(parts.report.bytes(*region)))).collect();
     let _ = writeln!(text, "host {}", list.join(", "));
 }
 
@@ -135,9 +140,9 @@ fn transfer_line(task: &Task<'_>, answer: &Answer, text: &mut String) {
         text,
         "  streams {} items, {} a round, through {} slots of {} ({method}): {gain:.1} % less time than none",
         answer.promoted.len(),
-        mib(bytes),
+        bytes_text(bytes),
         task.slots.count,
-        mib(task.slots.size_bytes)
+        bytes_text(task.slots.size_bytes)
     );
 }
 

@@ -2,8 +2,8 @@
 
 use std::ops::Range;
 
-use super::Product;
 use super::scalar::matmul_scalar;
+use super::{Matrix, Output, Product};
 use crate::KernelError;
 use crate::cpu::Isa;
 use crate::quant::PANEL_ROWS;
@@ -37,4 +37,23 @@ pub unsafe fn matmul(isa: Isa, product: &Product, panels: Range<usize>) -> Resul
         }),
     }
     Ok(())
+}
+
+/// The same for a caller that has an output of its own: whoever measures, or computes on one thread. `out` is
+/// \[tokens, rows\]; only the rows of `panels` are written.
+///
+/// # Errors
+/// Panels outside the matrix, too few activations, an output that is too small.
+pub fn matmul_alone(
+    isa: Isa,
+    weights: Matrix<'_>,
+    acts: &[u8],
+    n_tokens: usize,
+    panels: Range<usize>,
+    out: &mut [f32],
+) -> Result<(), KernelError> {
+    let rows = weights.rows();
+    let product = Product::new(weights, acts, n_tokens, Output::new(out, rows))?;
+    // SAFETY: `out` is borrowed exclusively for as long as the product lives.
+    unsafe { matmul(isa, &product, panels) }
 }

@@ -24,7 +24,7 @@ mod tests;
 
 pub(crate) use act::{ACT_BLOCK_BYTES, ActBlock, NEGLIGIBLE};
 pub use act::{act_row_bytes, prepare_act};
-pub use dispatch::matmul;
+pub use dispatch::{matmul, matmul_alone};
 pub use exact::matmul_exact;
 pub use matrix::{Layout, Matrix, Output, Product};
 pub(crate) use matrix::{PLAIN_CHAINS, PLAIN_SEGMENT_COLS};

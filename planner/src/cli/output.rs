@@ -1,0 +1,64 @@
+//! What people read of a plan that was just made. Every figure comes from the plan or from what led to it.
+
+use crate::compile::{Planned, Reasons};
+use crate::place::ilp::{Integer, Proof};
+use crate::place::search::{Query, cross_check};
+use crate::place::summary;
+use plan_format::text::bytes_text;
+use shared_cli::output::Progress;
+use std::fmt::Write;
+use std::path::Path;
+
+/// How long the integer program may search. It only confirms what is decided already.
+const CROSS_CHECK_S: f64 = 1.0;
+
+/// Where the plan is, what it does, how fast and how good that should be.
+pub fn summary(planned: &Planned, out: &Path, progress: &Progress) -> String {
+    let plan = &planned.plan;
+    let device = &plan.origin.device;
+    let mut text = format!(
+        "{}: {} with {} items for {}, context {} tokens\n",
+        out.display(),
+        plan.program.architecture,
+        plan.program.items.len(),
+        device.gpu.as_ref().map_or(&device.cpu_model, |gpu| &gpu.model),
+        plan.origin.options.context_tokens,
+    );
+    match &planned.reasons {
+        Some(reasons) => decided(reasons, progress, &mut text),
+        None => {
+            for used in plan.report.memory.iter().filter(|used| used.bytes > 0) {
+                let _ = writeln!(text, "  {:<13}{:>11}", format!("{:?}", used.region), bytes_text(used.bytes));
+            }
+        }
+    }
+    text
+}
+
+fn decided(reasons: &Reasons, progress: &Progress, text: &mut String) {
+    let query = reasons.query();
+    text.push_str(&summary::summary(&query, &reasons.solved.decision, &reasons.solved.parts));
+    if query.budget.vram_bytes > 0 {
+        progress.step("comparing with the integer program");
+        integer_line(&query, reasons, text);
+    }
+    let schedules = reasons.solved.parts.schedules.len();
+    let cells = reasons.solved.parts.regimes.cells.len();
+    let _ = writeln!(text, "{schedules} schedules for {cells} cells of phase, context and load");
+}
+
+/// What the integer program on the true graph found, and how far that is proven.
+fn integer_line(query: &Query<'_>, reasons: &Reasons, text: &mut String) {
+    let decision = &reasons.solved.decision;
+    let (Ok(found), Some(bound_us)) = (cross_check(query, decision, CROSS_CHECK_S), decision.lp_bound_us) else {
+        return;
+    };
+    let Integer { total_ns, proof, .. } = found;
+    let total_us = total_ns as f64 / 1000.0;
+    let how = match proof {
+        Proof::Optimal => "proven optimal".to_owned(),
+        Proof::LimitReached => format!("stopped after {CROSS_CHECK_S} s"),
+    };
+    let gap = 100.0 * (total_us / bound_us - 1.0);
+    let _ = writeln!(text, "integer program on the graph: {:.3} s, {how}, {gap:.2} % above the bound", total_us / 1e6);
+}

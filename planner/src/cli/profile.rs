@@ -1,0 +1,125 @@
+//! `ats-plan profile`: measures this machine, or asks a simulated one, and keeps the profile where `compile` finds it.
+
+use super::machine;
+use crate::measure::{self, MeasureError, Pace, Watch};
+use crate::profile::{Backend, Gpu, Operator, Profile};
+use clap::Args;
+use gguf::Model;
+use plan_format::fingerprint::SIMULATED;
+use shared_cli::Failure;
+use shared_cli::output::{Progress, print, write_whole};
+use std::fmt::Write;
+use std::path::PathBuf;
+
+/// What to measure.
+#[derive(Debug, Args)]
+pub struct ProfileArgs {
+    /// Time this model's own shapes too.
+    #[arg(long, value_name = "MODEL")]
+    pub model: Option<PathBuf>,
+    /// Where to write the profile [default: the user's cache, where compile looks].
+    #[arg(long, value_name = "FILE")]
+    pub out: Option<PathBuf>,
+    /// Measure a simulated machine (sim:NAME) through the interface of real ones, and print its profile.
+    #[arg(long, value_name = "sim:NAME", conflicts_with = "model")]
+    pub device: Option<String>,
+}
+
+/// Measures and keeps the profile.
+pub fn run(args: &ProfileArgs) -> Result<(), Failure> {
+    let progress = Progress::start();
+    if let Some(name) = &args.device {
+        let profile = simulated(name, &progress)?;
+        drop(progress);
+        return match &args.out {
+            Some(out) => write_whole(out, profile.to_json().as_bytes()),
+            None => print(&profile.to_json()),
+        };
+    }
+    let mut watch = watch(&progress);
+    let mut profile = measure::machine(&measure::all_needs(), Pace::FULL, &mut watch).map_err(failure)?;
+    if let Some(path) = &args.model {
+        let model = Model::open(path).map_err(Failure::failed)?;
+        let program = crate::lower_model(&model).map_err(Failure::failed)?;
+        measure::add_points(&mut profile, &measure::shapes(&program), Pace::FULL, &mut watch).map_err(failure)?;
+    }
+    drop(watch);
+    let out = match &args.out {
+        Some(out) => out.clone(),
+        None => machine::cache_path()?,
+    };
+    machine::keep(&profile, &out)?;
+    drop(progress);
+    print(&format!("{}{}\n", table(&profile), out.display()))
+}
+
+/// Names what is measured, and how much of it is done.
+pub fn watch(progress: &Progress) -> impl FnMut(&str, f64) + Send + '_ {
+    |what, done| progress.step(format!("measuring {what} ({:.0} %)", 100.0 * done))
+}
+
+/// What to do about it.
+pub fn failure(error: MeasureError) -> Failure {
+    let hint = match &error {
+        MeasureError::Device(_) | MeasureError::Interrupted(_) => {
+            "close what takes the memory or the GPU, or plan with --device FILE"
+        }
+        MeasureError::Kernel(_) | MeasureError::UnknownType(_) => "please report it with the model's name",
+    };
+    Failure::failed(error).hint(hint)
+}
+
+/// The profile of a simulated machine, its link and hand-overs as measured through the interface.
+fn simulated(name: &str, progress: &Progress) -> Result<Profile, Failure> {
+    if !name.starts_with(SIMULATED) {
+        let error = anyhow::anyhow!("--device {name}: only simulated machines can be measured from here");
+        return Err(Failure::usage(error).hint(format!("give {SIMULATED}NAME, or run `ats-plan profile` there")));
+    }
+    let mut profile = machine::named_profile(name)?;
+    let Some(gpu) = measure::simulated(&profile) else { return Ok(profile) };
+    let mut watch = watch(progress);
+    let watch: &mut Watch<'_> = &mut watch;
+    let found = measure::probe_gpu(&gpu, watch).map_err(failure)?;
+    (profile.latency.to_gpu_us, profile.latency.to_cpu_us) = (found.hand_over_us, found.hand_over_us);
+    profile.latency.blocking_switch_us = found.blocking_switch_us;
+    profile.provenance.sources.push("Link and hand-overs: measured on the simulated GPU".to_owned());
+    profile.gpu = profile.gpu.map(|gpu| Gpu {
+        memory_mib: found.memory_mib,
+        free_mib: gpu.free_mib.min(found.free_mib),
+        context_mib: found.context_mib,
+        host_to_device: found.host_to_device,
+        pageable_gb_per_s: found.pageable_gb_per_s,
+        ..gpu
+    });
+    Ok(profile)
+}
+
+/// What people ask first of a profile.
+fn table(profile: &Profile) -> String {
+    let mut text = format!(
+        "{}: {} cores, {} MiB of memory available\n",
+        profile.cpu.model,
+        profile.cores(),
+        profile.memory.available_mib
+    );
+    for entry in &profile.contention {
+        let _ = writeln!(text, "  {:>3} threads read {:.1} GB/s", entry.threads, entry.cpu_alone_gb_per_s);
+    }
+    let _ = writeln!(text, "  an operator's barriers take {:.1} us", profile.latency.cpu_op_us);
+    let most = profile.contention.last().map_or(0, |entry| entry.threads);
+    let of_team = |curve: &&crate::profile::Curve| {
+        (curve.backend, curve.operator, curve.threads) == (Backend::Cpu, Operator::Matmul, most)
+    };
+    for curve in profile.curves.iter().filter(of_team) {
+        let first = curve.gb_per_s.first().copied().unwrap_or_default();
+        let points = curve.tokens.iter().zip(&curve.gb_per_s);
+        let prefill = points.rev().nth(1).map(|(&tokens, &rate)| (tokens, rate * f64::from(tokens) / first));
+        let (tokens, gain) = prefill.unwrap_or((1, 1.0));
+        let _ = writeln!(
+            text,
+            "  {:<7} decodes at {first:.1} GB/s; {tokens} tokens at once are {gain:.0} times as fast",
+            curve.weight_type
+        );
+    }
+    text
+}

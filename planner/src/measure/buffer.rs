@@ -1,0 +1,94 @@
+//! A large buffer whose bytes are sensible weights of every type, read piece by piece so that none is in a cache when
+//! its turn comes.
+
+use super::MeasureError;
+use device::memory::HostRegion;
+use device::team::Team;
+use std::sync::{Mutex, PoisonError};
+
+/// Bytes that a worker fills at once.
+const BLOCK_BYTES: usize = 1 << 20;
+
+/// See the module text.
+pub struct Buffer(HostRegion);
+
+impl Buffer {
+    /// `bytes` of memory, filled by the team's active workers.
+    pub fn new(team: &mut Team, bytes: usize) -> Result<Buffer, MeasureError> {
+        let mut region = HostRegion::new(bytes.max(BLOCK_BYTES))?;
+        let blocks: Vec<_> = region.as_mut_slice().chunks_mut(BLOCK_BYTES).map(Mutex::new).collect();
+        team.run(|worker| {
+            worker.for_blocks(blocks.len() as u32, 1, |claimed| {
+                for block in claimed {
+                    // Each block is claimed once: the lock is free and never poisoned.
+                    fill(&mut blocks[block].lock().unwrap_or_else(PoisonError::into_inner), block as u64);
+                }
+            });
+        })?;
+        drop(blocks);
+        Ok(Buffer(region))
+    }
+
+    /// All of it.
+    pub fn bytes(&self) -> &[u8] {
+        self.0.as_slice()
+    }
+
+    /// The piece of `bytes` whose turn it is; all of the buffer if that is smaller.
+    pub fn piece(&self, bytes: usize, turn: usize) -> &[u8] {
+        let all = self.bytes();
+        let bytes = bytes.clamp(1, all.len());
+        // Starts are multiples of a cache line.
+        let stride = bytes.next_multiple_of(64);
+        let start = turn % ((all.len() - bytes) / stride + 1) * stride;
+        &all[start..start + bytes]
+    }
+}
+
+/// Pseudo-random bytes between 0x2c and 0x3b: two of them are a half-precision number between 0.06 and 0.9, four a
+/// normal single-precision one, one a small power of two. So scales of any block type are neither huge, zero, denormal
+/// nor NaN, and codes are anything.
+fn fill(bytes: &mut [u8], seed: u64) {
+    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    for word in bytes.chunks_mut(8) {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        let sensible = (state & 0x0f0f_0f0f_0f0f_0f0f) + 0x2c2c_2c2c_2c2c_2c2c;
+        word.copy_from_slice(&sensible.to_le_bytes()[..word.len()]);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use device::team::{CallerPinning, Pinning, TeamConfig};
+    use kernels::quant::{WeightType, dequantise_row};
+
+    fn buffer() -> Buffer {
+        let config = TeamConfig { threads: 2, pinning: Pinning::Free, caller: CallerPinning::Leave, spin_us: 0 };
+        Buffer::new(&mut Team::new(config).unwrap(), 3 << 20).unwrap()
+    }
+
+    #[test]
+    fn the_bytes_are_sensible_weights_of_every_type() {
+        let buffer = buffer();
+        let mut row = vec![0.0; 256];
+        for ty in WeightType::ALL {
+            let bytes = buffer.piece(ty.row_bytes(256).unwrap(), 7);
+            dequantise_row(ty, bytes, &mut row).unwrap();
+            assert!(row.iter().all(|x| x.is_finite() && x.abs() < 1e6), "{ty}");
+            assert!(row.iter().any(|x| x.abs() > 1e-30), "{ty}");
+        }
+    }
+
+    #[test]
+    fn pieces_rotate_and_stay_inside() {
+        let buffer = buffer();
+        let starts: Vec<usize> = (0..5)
+            .map(|turn| buffer.piece(1 << 20, turn).as_ptr() as usize - buffer.bytes().as_ptr() as usize)
+            .collect();
+        assert_eq!(starts, [0, 1 << 20, 2 << 20, 0, 1 << 20]);
+        assert_eq!(buffer.piece(usize::MAX, 3).len(), 3 << 20);
+    }
+}

@@ -1,0 +1,299 @@
+//! The CPU's half of a profile: memory, barrier, and a curve for each kind of operator and type that is asked for.
+
+use super::attention::{CacheElement, attention_gb_per_s};
+use super::buffer::Buffer;
+use super::figures::{Needs, POINT_TOKENS, Pace, Shape, last_point, teams, timed_teams};
+use super::products::{ProductCase, weight_type};
+use super::rows::{DELTA_BYTES, delta_us, elementwise_gb_per_s};
+use super::{MeasureError, Watch};
+use crate::profile::{
+    Backend, Contention, CoreClass, Cpu, Curve, Latency, Memory, Operator, Point, Profile, ProfileKind, Provenance,
+    SCHEMA_VERSION,
+};
+use device::machine::MachineDescription;
+use device::memory::HostMemoryInfo;
+use device::probe::{Effort, barrier, read_curve};
+use device::team::{Team, TeamConfig};
+use device::topology::Topology;
+
+/// Reading pages of a file that are not in memory: assumed, since measuring it would need a file to drop from there.
+const STORAGE_GB_PER_S: f64 = 2.0;
+/// Sampling and bookkeeping between rounds: assumed.
+const ROUND_GAP_US: f64 = 60.0;
+/// Barriers per operator: row-wise operators between two products share one (10 in a layer of 16 operators).
+const BARRIERS_PER_OPERATOR: f64 = 0.625;
+/// Rows of a slice that stands for a matrix when there are many tokens.
+const SLICE_ROWS: u64 = 256;
+/// Tokens up to which a whole matrix is timed.
+const WHOLE_TOKENS: u32 = 64;
+/// Part of the available memory that is left to others.
+const HEADROOM: u64 = 8;
+
+/// The profile of this machine without its GPUs, with the curves that are needed.
+///
+/// # Errors
+/// No memory or threads to measure with, or a type that no kernel computes with.
+pub fn machine(needs: &Needs, pace: Pace, watch: &mut Watch<'_>) -> Result<Profile, MeasureError> {
+    apart(|| {
+        let topology = Topology::of_this_process()?;
+        let description = MachineDescription::of_this_process()?;
+        let mut profile = described(&description, &pace);
+        measure_memory(&mut profile, &topology, &description, &pace, watch)?;
+        curves(&mut profile, &topology, needs, &pace, watch)?;
+        Ok(profile)
+    })
+}
+
+/// Adds curves to this machine's profile.
+///
+/// # Errors
+/// As [`machine`].
+pub fn add_curves(profile: &mut Profile, needs: &Needs, pace: Pace, watch: &mut Watch<'_>) -> Result<(), MeasureError> {
+    apart(|| curves(profile, &Topology::of_this_process()?, needs, &pace, watch))
+}
+
+/// Adds measured points of a model's own shapes to this machine's profile, for the full team.
+///
+/// # Errors
+/// As [`machine`].
+pub fn add_points(
+    profile: &mut Profile,
+    shapes: &[Shape],
+    pace: Pace,
+    watch: &mut Watch<'_>,
+) -> Result<(), MeasureError> {
+    apart(|| {
+        let mut lab = Lab::new(&Topology::of_this_process()?, full_team(profile), &pace)?;
+        let figures = shapes.len() * POINT_TOKENS.len();
+        let effort = pace.effort(figures);
+        for (index, shape) in shapes.iter().enumerate() {
+            for tokens in POINT_TOKENS {
+                let what = format!("{} {}x{}, {tokens} tokens", shape.weight_type, shape.rows, shape.columns);
+                watch(&what, index as f64 / shapes.len() as f64);
+                profile.points.push(lab.point(shape, tokens, effort)?);
+            }
+        }
+        Ok(())
+    })
+}
+
+/// Runs `work` on a thread of its own: a team pins the thread that drives it, which the planner's must not be.
+fn apart<T: Send>(work: impl FnOnce() -> Result<T, MeasureError> + Send) -> Result<T, MeasureError> {
+    std::thread::scope(|scope| {
+        let handle = std::thread::Builder::new().name("measure".into()).spawn_scoped(scope, work);
+        let handle = handle.map_err(|error| MeasureError::Interrupted(error.to_string()))?;
+        handle.join().unwrap_or_else(|_| Err(MeasureError::Interrupted("its thread died".to_owned())))
+    })
+}
+
+fn full_team(profile: &Profile) -> u16 {
+    profile.contention.last().map_or(1, |entry| entry.threads)
+}
+
+/// What needs no clock.
+fn described(description: &MachineDescription, pace: &Pace) -> Profile {
+    let cores = |count: usize| u16::try_from(count).unwrap_or(u16::MAX);
+    let threads_per_core = cores((description.cpus / description.cores.max(1)).max(1));
+    let class = |name: &str, count| CoreClass { name: name.to_owned(), cores: cores(count), threads_per_core };
+    let slow = description.cores.saturating_sub(description.fast_cores);
+    let core_classes = match slow {
+        0 => vec![class("all", description.cores)],
+        _ => vec![class("performance", description.fast_cores), class("efficiency", slow)],
+    };
+    let assumptions = [
+        format!("From the last point of a curve on, the time per token is constant ({:?} tokens)", pace.product_tokens),
+        format!("{BARRIERS_PER_OPERATOR} barriers per operator; {ROUND_GAP_US} us between rounds"),
+        format!("Pages that are not in memory come at {STORAGE_GB_PER_S} GB/s"),
+    ];
+    Profile {
+        schema_version: SCHEMA_VERSION,
+        name: "this machine".to_owned(),
+        provenance: Provenance {
+            kind: ProfileKind::Measured,
+            sources: vec![format!(
+                "ats-plan {}, medians over {} MiB of rotating weights",
+                env!("CARGO_PKG_VERSION"),
+                pace.rotation_bytes >> 20
+            )],
+            assumptions: assumptions.into(),
+            efficiencies: Vec::new(),
+        },
+        cpu: Cpu { model: description.cpu_model.clone(), core_classes },
+        memory: memory(&description.memory),
+        gpu: None,
+        latency: Latency {
+            cpu_op_us: 0.0,
+            gpu_op_us: 0.0,
+            to_gpu_us: 0.0,
+            to_cpu_us: 0.0,
+            blocking_switch_us: 0.0,
+            round_gap_us: ROUND_GAP_US,
+        },
+        contention: Vec::new(),
+        curves: Vec::new(),
+        points: Vec::new(),
+    }
+}
+
+/// Memory as of now: what is available to this process, less what is left to others.
+pub(crate) fn memory(info: &HostMemoryInfo) -> Memory {
+    let left =
+        info.cgroup_limit_bytes.map_or(u64::MAX, |limit| limit.saturating_sub(info.cgroup_used_bytes.unwrap_or(0)));
+    let usable_bytes = info.available_bytes.min(left.max(info.available_bytes.min(1 << 30)));
+    let available_mib = (usable_bytes - usable_bytes / HEADROOM) >> 20;
+    Memory {
+        total_mib: info.total_bytes >> 20,
+        available_mib,
+        pinned_limit_mib: available_mib,
+        read_gb_per_s: 0.0,
+        storage_gb_per_s: STORAGE_GB_PER_S,
+    }
+}
+
+/// Reads by team size, and the barrier.
+fn measure_memory(
+    profile: &mut Profile,
+    topology: &Topology,
+    description: &MachineDescription,
+    pace: &Pace,
+    watch: &mut Watch<'_>,
+) -> Result<(), MeasureError> {
+    let most = u16::try_from(description.threads_at_most).unwrap_or(u16::MAX).max(1);
+    let teams: Vec<usize> = teams(most).into_iter().map(usize::from).collect();
+    let effort = pace.effort(4 * teams.len());
+    watch("memory", 0.0);
+    let points = read_curve(topology, &teams, pace.rotation_bytes, effort, |point| {
+        watch(&format!("memory with {} threads", point.threads), 0.0);
+    })?;
+    for point in &points {
+        let (threads, rate) = (point.threads as u16, rounded(point.gb_per_s));
+        profile.contention.push(alone(threads, rate));
+        profile.memory.read_gb_per_s = profile.memory.read_gb_per_s.max(rate);
+    }
+    let mut team = Team::new(TeamConfig::on_cores(topology, usize::from(most)))?;
+    profile.latency.cpu_op_us = rounded(barrier(&mut team, effort)?.median_us * BARRIERS_PER_OPERATOR);
+    Ok(())
+}
+
+/// A team beside an idle link: without a GPU there is no other.
+fn alone(threads: u16, gb_per_s: f64) -> Contention {
+    Contention {
+        threads,
+        cpu_alone_gb_per_s: gb_per_s,
+        cpu_while_link_gb_per_s: gb_per_s,
+        link_alone_gb_per_s: 1.0,
+        link_while_cpu_gb_per_s: 1.0,
+    }
+}
+
+/// Four significant digits: what a figure is worth.
+pub(super) fn rounded(value: f64) -> f64 {
+    format!("{value:.3e}").parse().unwrap_or(value)
+}
+
+fn curves(
+    profile: &mut Profile,
+    topology: &Topology,
+    needs: &Needs,
+    pace: &Pace,
+    watch: &mut Watch<'_>,
+) -> Result<(), MeasureError> {
+    let missing: Vec<_> = needs.iter().filter(|need| !has_curve(profile, need)).copied().collect();
+    let (most, teams) = (full_team(profile), timed_teams(full_team(profile)));
+    if missing.is_empty() {
+        return Ok(());
+    }
+    let per_team: usize = missing.iter().map(|(operator, _)| pace.points(*operator).len()).sum();
+    let effort = pace.effort(per_team * teams.len());
+    let mut lab = Lab::new(topology, most, pace)?;
+    for (index, &(operator, name)) in missing.iter().enumerate() {
+        for &threads in &teams {
+            watch(&format!("{name} {operator:?}, {threads} threads"), index as f64 / missing.len() as f64);
+            lab.team.set_active(usize::from(threads));
+            profile.curves.push(lab.curve((operator, name), pace, effort)?);
+        }
+    }
+    Ok(())
+}
+
+fn has_curve(profile: &Profile, (operator, name): &(Operator, &str)) -> bool {
+    let same =
+        |curve: &&Curve| (curve.backend, curve.operator) == (Backend::Cpu, *operator) && curve.weight_type == *name;
+    profile.curves.iter().any(|curve| same(&curve))
+}
+
+/// A team and weights.
+struct Lab {
+    team: Team,
+    buffer: Buffer,
+}
+
+impl Lab {
+    fn new(topology: &Topology, threads: u16, pace: &Pace) -> Result<Lab, MeasureError> {
+        let mut team = Team::new(TeamConfig::on_cores(topology, usize::from(threads)))?;
+        let buffer = Buffer::new(&mut team, pace.rotation_bytes)?;
+        Ok(Lab { team, buffer })
+    }
+
+    /// A curve of the active team.
+    fn curve(&mut self, need: (Operator, &str), pace: &Pace, effort: Effort) -> Result<Curve, MeasureError> {
+        let (operator, name) = need;
+        let mut tokens = pace.points(operator).to_vec();
+        let rates = tokens.iter().map(|&tokens| self.rate(need, tokens, effort).map(rounded));
+        let mut gb_per_s = rates.collect::<Result<Vec<f64>, _>>()?;
+        if let (Some(&last), Some(&rate)) = (tokens.last(), gb_per_s.last()) {
+            let end = last_point(operator);
+            tokens.push(end);
+            // Row-wise operators take their time per byte, whatever the tokens.
+            let per_token = operator != Operator::Elementwise;
+            gb_per_s.push(if per_token { rounded(rate * f64::from(last) / f64::from(end)) } else { rate });
+        }
+        Ok(Curve {
+            backend: Backend::Cpu,
+            operator,
+            weight_type: name.to_owned(),
+            threads: self.team.active() as u16,
+            tokens,
+            gb_per_s,
+        })
+    }
+
+    fn rate(&mut self, (operator, name): (Operator, &str), tokens: u32, effort: Effort) -> Result<f64, MeasureError> {
+        let (team, buffer) = (&mut self.team, &self.buffer);
+        let product = |case: ProductCase, team: &mut Team| {
+            Ok(case.bytes()? as f64 / case.time_us(team, buffer, effort)? / 1000.0)
+        };
+        match operator {
+            Operator::Matmul => product(ProductCase::dense(weight_type(name)?, tokens), team),
+            Operator::ExpertMatmul => product(ProductCase::expert(weight_type(name)?, tokens), team),
+            Operator::Attention => {
+                let element = if name == "F32" { CacheElement::F32 } else { CacheElement::F16 };
+                attention_gb_per_s(team, buffer, (element, tokens), effort)
+            }
+            Operator::DeltaNet => Ok(DELTA_BYTES / delta_us(team, tokens as usize, effort)? / 1000.0),
+            Operator::Elementwise => elementwise_gb_per_s(team, effort),
+        }
+    }
+
+    /// A point of a shape; for many tokens on a slice of its rows.
+    fn point(&mut self, shape: &Shape, tokens: u32, effort: Effort) -> Result<Point, MeasureError> {
+        let timed_rows = if tokens > WHOLE_TOKENS { shape.rows.min(SLICE_ROWS) } else { shape.rows };
+        let case = ProductCase {
+            ty: weight_type(shape.weight_type)?,
+            rows: timed_rows as usize,
+            cols: shape.columns as usize,
+            tokens: tokens as usize,
+        };
+        let time_us = case.time_us(&mut self.team, &self.buffer, effort)?;
+        Ok(Point {
+            backend: Backend::Cpu,
+            operator: Operator::Matmul,
+            weight_type: shape.weight_type.to_owned(),
+            rows: shape.rows,
+            columns: shape.columns,
+            tokens,
+            threads: self.team.active() as u16,
+            time_us: rounded(time_us * shape.rows as f64 / timed_rows as f64),
+        })
+    }
+}

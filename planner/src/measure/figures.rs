@@ -1,0 +1,159 @@
+//! What is measured, at which token counts, and how long each figure may take. No clock here.
+
+use crate::profile::Operator;
+use device::probe::Effort;
+use plan_format::program::{OpKind, Program};
+use std::time::Duration;
+
+/// How long measuring may take, how much memory it walks through, and where curves have their points. From the last
+/// point on the time per token is taken to be constant.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Pace {
+    /// All figures together, about.
+    pub all: Duration,
+    /// Longest for one figure.
+    pub figure_most: Duration,
+    /// Memory that buffers rotate through.
+    pub rotation_bytes: usize,
+    /// Tokens at which products are timed.
+    pub product_tokens: &'static [u32],
+    /// Tokens per expert.
+    pub expert_tokens: &'static [u32],
+    /// Query rows per key head.
+    pub attention_rows: &'static [u32],
+    /// Tokens of the delta net.
+    pub delta_tokens: &'static [u32],
+}
+
+impl Pace {
+    /// For `ats-plan profile`.
+    pub const FULL: Pace = Pace {
+        all: Duration::from_secs(35),
+        figure_most: Duration::from_millis(250),
+        rotation_bytes: 1 << 30,
+        product_tokens: &[1, 2, 4, 8, 16, 64, 256],
+        expert_tokens: &[1, 4, 16, 64],
+        attention_rows: &[1, 4, 16, 128, 1024],
+        delta_tokens: &[1, 16, 64],
+    };
+    /// For a `compile` that finds no profile: good enough to choose by, over sooner.
+    pub const QUICK: Pace = Pace {
+        all: Duration::from_millis(1200),
+        figure_most: Duration::from_millis(50),
+        rotation_bytes: 256 << 20,
+        product_tokens: &[1, 4, 32, 128],
+        expert_tokens: &[1, 8, 64],
+        attention_rows: &[1, 4, 128],
+        delta_tokens: &[1, 16],
+    };
+
+    /// Effort of one of `figures`.
+    pub fn effort(&self, figures: usize) -> Effort {
+        let time = (self.all / figures.max(1) as u32).clamp(Duration::from_millis(1), self.figure_most);
+        Effort { warm_up_rounds: 1, rounds: (3, 1000), time }
+    }
+
+    /// Points of a kind of operator's curve.
+    pub fn points(&self, operator: Operator) -> &'static [u32] {
+        match operator {
+            Operator::Matmul => self.product_tokens,
+            Operator::ExpertMatmul => self.expert_tokens,
+            Operator::Attention => self.attention_rows,
+            Operator::DeltaNet => self.delta_tokens,
+            Operator::Elementwise => &[1],
+        }
+    }
+}
+
+/// Tokens of measured points; above 64 on a slice of rows.
+pub const POINT_TOKENS: [u32; 9] = [1, 2, 4, 8, 16, 64, 256, 1024, 4096];
+
+/// Where a curve must reach: the largest ubatch, with as many query heads per key head as any model has.
+pub fn last_point(operator: Operator) -> u32 {
+    if operator == Operator::Attention { 131_072 } else { 4096 }
+}
+
+/// Team sizes that may be planned: one, powers of two, three quarters, all.
+pub fn teams(threads_at_most: u16) -> Vec<u16> {
+    let powers = std::iter::successors(Some(1_u16), |threads| threads.checked_mul(2));
+    let mut teams: Vec<u16> = powers.take_while(|&threads| threads < threads_at_most).collect();
+    teams.extend([threads_at_most / 4 * 3, threads_at_most]);
+    teams.retain(|&threads| threads > 0);
+    teams.sort_unstable();
+    teams.dedup();
+    teams
+}
+
+/// Team sizes at which operators are timed; those between are interpolated.
+pub fn timed_teams(threads_at_most: u16) -> Vec<u16> {
+    let mut teams = vec![1, threads_at_most.div_ceil(2), threads_at_most];
+    teams.sort_unstable();
+    teams.dedup();
+    teams
+}
+
+/// A weight's shape in a model, to be timed as it is.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Shape {
+    /// ggml type.
+    pub weight_type: &'static str,
+    /// Outputs.
+    pub rows: u64,
+    /// Inputs.
+    pub columns: u64,
+}
+
+/// Shapes of a program's dense products, each once, in order.
+pub fn shapes(program: &Program) -> Vec<Shape> {
+    let parts = program.ops.iter().filter_map(|op| match &op.kind {
+        OpKind::MatMul { parts, .. } => Some(parts),
+        _ => None,
+    });
+    let shape = |part: &plan_format::program::MatMulPart| {
+        let tensor = &program.tensors[program.weights[part.weight.index()].tensor.index()];
+        let weight_type = gguf::GgmlType::from_id(tensor.ggml_type).name();
+        Shape { weight_type, rows: tensor.rows(), columns: tensor.cols() }
+    };
+    let mut shapes: Vec<Shape> = parts.flatten().map(shape).collect();
+    shapes.sort();
+    shapes.dedup();
+    shapes
+}
+
+/// Kinds of operator with the types that a curve is needed for.
+pub type Needs = Vec<(Operator, &'static str)>;
+
+/// Everything that any model may need.
+pub fn all_needs() -> Needs {
+    let types = kernels::quant::WeightType::ALL.into_iter().map(|ty| ty.name());
+    let mut needs: Needs = types.flat_map(|ty| [(Operator::Matmul, ty), (Operator::ExpertMatmul, ty)]).collect();
+    needs.extend([(Operator::Attention, "F16"), (Operator::Attention, "F32")]);
+    needs.extend([(Operator::DeltaNet, "F32"), (Operator::Elementwise, "F32")]);
+    needs
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn teams_reach_from_one_thread_to_all() {
+        let cases: [(u16, &[u16], &[u16]); 5] = [
+            (1, &[1], &[1]),
+            (2, &[1, 2], &[1, 2]),
+            (6, &[1, 2, 3, 4, 6], &[1, 3, 6]),
+            (8, &[1, 2, 4, 6, 8], &[1, 4, 8]),
+            (16, &[1, 2, 4, 8, 12, 16], &[1, 8, 16]),
+        ];
+        for (threads, planned, timed) in cases {
+            assert_eq!((teams(threads), timed_teams(threads)), (planned.to_vec(), timed.to_vec()), "{threads}");
+        }
+    }
+
+    #[test]
+    fn many_figures_share_the_time_and_few_are_bounded() {
+        assert_eq!(Pace::FULL.effort(350).time, Duration::from_millis(100));
+        assert_eq!(Pace::FULL.effort(1).time, Pace::FULL.figure_most);
+        assert_eq!(Pace::QUICK.effort(1_000_000).time, Duration::from_millis(1));
+    }
+}
