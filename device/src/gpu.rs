@@ -178,6 +178,14 @@ pub enum GpuTarget<'a> {
     Simulated(&'a crate::sim::SimTask<'a>),
     /// A stream of a CUDA device, to put kernels on.
     Cuda(&'a crate::cuda::CudaTask<'a>),
+    /// Whoever takes CUDA kernels one by one: an emulator of the kernels.
+    Kernels(&'a dyn KernelQueue),
+}
+
+/// Runs or enqueues CUDA kernels in order.
+pub trait KernelQueue {
+    /// Takes one launch. Errors: an unknown kernel.
+    fn launch(&self, launch: &crate::cuda::KernelLaunch<'_>) -> Result<(), DeviceError>;
 }
 
 /// One launch.

@@ -1,8 +1,8 @@
 //! The CUDA kernels on a real GPU: every case table against the CPU oracles, then how fast they are.
 //!
 //! `cargo run --release --example cuda_check` checks; `-- --perf` checks and measures; `-- --perf-only` measures.
-//! `--dense-tflops X` states the dense F16 rate that another library reaches here, to print shares of it. Without a GPU
-//! it says so in one line. Next file: `machine.rs`, then `perf.rs`.
+//! `--dense-tflops X` states the dense F16 rate that another library reaches here, to print shares of it; `--types A,B`
+//! leaves out products of other types. Without a GPU it says so in one line. Next file: `machine.rs`, then `perf.rs`.
 
 mod machine;
 mod perf;
@@ -75,9 +75,14 @@ fn run(gpu: &CudaGpu, wanted: Wanted, dense_tflops: Option<f64>, types: &str) ->
         machine.free()?;
     }
     if wanted.perf {
-        perf::run(gpu, dense_tflops).map_err(|error| error.to_string())?;
+        perf::run(gpu, dense_tflops, &|ty| is_chosen(types, ty)).map_err(|error| error.to_string())?;
     }
     if failures.is_empty() { Ok(()) } else { Err(failures.join("\n")) }
+}
+
+/// Whether a list of types, or all of an empty one, has this one.
+fn is_chosen(types: &str, ty: WeightType) -> bool {
+    types.is_empty() || types.split(',').any(|name| name.eq_ignore_ascii_case(ty.name()))
 }
 
 /// All tables; a failure does not hide the next one.
@@ -93,8 +98,7 @@ fn check_all(machine: &mut GpuMachine, types: &str) -> Vec<String> {
     note("rows, caches, movements, flags", check_rest(machine));
     note("operators", check_operators(machine));
     for ty in WeightType::ALL {
-        let chosen = types.is_empty() || types.split(',').any(|name| name.eq_ignore_ascii_case(ty.name()));
-        if chosen {
+        if is_chosen(types, ty) {
             note(&format!("products of {ty}"), check_products(machine, &|candidate| candidate == ty));
         }
     }

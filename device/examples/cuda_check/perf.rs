@@ -84,7 +84,7 @@ impl Lab<'_> {
 }
 
 /// All measurements.
-pub fn run(gpu: &CudaGpu, dense_tflops: Option<f64>) -> Result<(), DeviceError> {
+pub fn run(gpu: &CudaGpu, dense_tflops: Option<f64>, chosen: &dyn Fn(WeightType) -> bool) -> Result<(), DeviceError> {
     let free = gpu.memory()?.free_bytes;
     let arena = gpu.take_memory((free - GIB).min(16 * GIB), "measurements")?;
     let stream = gpu.new_stream(StreamKind::Compute)?;
@@ -94,8 +94,8 @@ pub fn run(gpu: &CudaGpu, dense_tflops: Option<f64>) -> Result<(), DeviceError> 
     let mut lab = Lab { gpu, arena, used_bytes: 0, noise, stream, events };
     let copy_gb_s = bandwidths(&mut lab)?;
     latencies(&mut lab)?;
-    chains(&mut lab, copy_gb_s)?;
-    prefill(&mut lab, dense_tflops)?;
+    chains(&mut lab, copy_gb_s, chosen)?;
+    prefill(&mut lab, dense_tflops, chosen)?;
     models::experts(&mut lab)?;
     models::attentions(&mut lab)?;
     models::small(&mut lab)
@@ -216,10 +216,10 @@ fn matrix_bytes(weight: &GpuMatrix) -> u64 {
 }
 
 /// Layers of a 14B model, every matrix of one type, in one graph with the conversions between them.
-fn chains(lab: &mut Lab, copy_gb_s: f64) -> Result<(), DeviceError> {
+fn chains(lab: &mut Lab, copy_gb_s: f64, chosen: &dyn Fn(WeightType) -> bool) -> Result<(), DeviceError> {
     println!("\nchain of Qwen3-14B's matrices in one graph, conversions included: share of the copy's bandwidth");
     println!("{:18} {:>7} {:>9} {:>9} {:>7}", "type", "tokens", "us/layer", "GB/s", "share");
-    for ty in WeightType::ALL {
+    for ty in WeightType::ALL.into_iter().filter(|&ty| chosen(ty)) {
         for layout in [GpuLayout::Tiled, GpuLayout::Gguf].into_iter().filter(|layout| layout.exists_for(ty)) {
             for tokens in [1, 2, 4, 8, 16, 32] {
                 let (us, bytes) = chain(lab, ty, layout, tokens)?;
@@ -277,10 +277,10 @@ fn chain(lab: &mut Lab, ty: WeightType, layout: GpuLayout, tokens: u32) -> Resul
     Ok((lab.time(&launches)?, bytes))
 }
 
-fn prefill(lab: &mut Lab, dense_tflops: Option<f64>) -> Result<(), DeviceError> {
+fn prefill(lab: &mut Lab, dense_tflops: Option<f64>, chosen: &dyn Fn(WeightType) -> bool) -> Result<(), DeviceError> {
     println!("\nprefill products, TFLOP/s by token tile 64 / 128 / 256 (share of dense F16 of the best)");
     let shapes = [(17408u32, 5120u32), (5120, 17408), (5120, 5120)];
-    for ty in WeightType::ALL.into_iter().filter(|&ty| ty != WeightType::F32) {
+    for ty in WeightType::ALL.into_iter().filter(|&ty| ty != WeightType::F32 && chosen(ty)) {
         for layout in [GpuLayout::Tiled, GpuLayout::Gguf].into_iter().filter(|layout| layout.exists_for(ty)) {
             for (rows, cols) in shapes {
                 for tokens in [512u32, 2048] {

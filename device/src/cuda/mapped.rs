@@ -12,7 +12,7 @@ use crate::gpu::{DevicePtr, Epoch, FlagId, MappedRegion};
 /// Bytes between flags: each has a cache line (and its neighbour, which prefetchers fetch too) to itself.
 const FLAG_STRIDE_BYTES: u64 = 128;
 /// Flags of a GPU.
-const FLAGS_MAX: u32 = 32;
+const FLAGS_MAX: u32 = 1024;
 
 /// Zeroed, page-locked and mapped memory. Never write-combined: the CPU reads it.
 pub(super) fn take_mapped(context: &Context, bytes: u64) -> Result<MappedRegion, DeviceError> {

@@ -6,9 +6,10 @@
 
 use super::acts::{Acts, Group, split_rows};
 use super::scratch::Scratch;
-use super::{Uploads, at, gpu_layout};
+use super::{at, gpu_layout};
 use crate::Error;
 use crate::hybrid::ops::{GpuWeight, OpEnv, RoundArgs};
+use device::gpu::Gpu;
 use kernels::KernelError;
 use kernels::cpu::ops::elementwise::{ColGroups, Glu, Temperature};
 use kernels::cpu::ops::rope::{RopePairing, RopeParams, RopeScaling, RopeTable};
@@ -45,16 +46,16 @@ pub fn lower(ops: Range<usize>, env: &OpEnv<'_>) -> Result<Vec<Emit>, Error> {
 ///
 /// # Errors
 /// A failed upload.
-pub fn prologue(env: &OpEnv<'_>, memory: &dyn Uploads) -> Result<Vec<Emit>, Error> {
+pub fn prologue(env: &OpEnv<'_>, gpu: &dyn Gpu) -> Result<Vec<Emit>, Error> {
     let scratch = Scratch::new(env.program, &env.sizes)?;
     let heads: Vec<u8> = (0..scratch.heads).flat_map(u32::to_le_bytes).collect();
-    memory.upload(env.scratch.start.offset(scratch.head_ids), &heads)?;
+    gpu.upload(env.scratch.start.offset(scratch.head_ids), &heads)?;
     let mut emits: Vec<Emit> = Vec::new();
     for (index, rope) in env.program.ropes.iter().enumerate() {
-        let table = rope_table(rope, env, memory)?;
+        let table = rope_table(rope, env, gpu)?;
         let turns = env.scratch.start.offset(scratch.turns[index]);
         let bytes: Vec<u8> = ops::rope_turns(&table).into_iter().flat_map(f64::to_le_bytes).collect();
-        memory.upload(turns, &bytes)?;
+        gpu.upload(turns, &bytes)?;
         let trig = at(env.trig(plan_format::RopeId(index as u32)));
         let (turns, positions) = (at(turns), at(env.inputs.positions));
         let (pairs, magnitude) = (rope.n_rot / 2, table.magnitude() as f32);
@@ -66,12 +67,12 @@ pub fn prologue(env: &OpEnv<'_>, memory: &dyn Uploads) -> Result<Vec<Emit>, Erro
     Ok(emits)
 }
 
-fn rope_table(rope: &program::Rope, env: &OpEnv<'_>, memory: &dyn Uploads) -> Result<RopeTable, Error> {
+fn rope_table(rope: &program::Rope, env: &OpEnv<'_>, gpu: &dyn Gpu) -> Result<RopeTable, Error> {
     let mut factors = Vec::new();
     if let Some(weight) = rope.factors {
         let small = env.small(weight)?;
         let mut bytes = vec![0; small.len * 4];
-        memory.download(&mut bytes, small.start)?;
+        gpu.download(&mut bytes, small.start)?;
         factors.extend(bytes.as_chunks::<4>().0.iter().map(|&word| f32::from_le_bytes(word)));
     }
     let scaling = match rope.scaling {

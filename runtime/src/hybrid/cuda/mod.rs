@@ -29,25 +29,9 @@ use scratch::Scratch;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// Copies to and from GPU memory at load.
-trait Uploads: Send + Sync {
-    fn upload(&self, to: DevicePtr, bytes: &[u8]) -> Result<(), Error>;
-    fn download(&self, bytes: &mut [u8], from: DevicePtr) -> Result<(), Error>;
-}
-
-impl Uploads for CudaGpu {
-    fn upload(&self, to: DevicePtr, bytes: &[u8]) -> Result<(), Error> {
-        Ok(Gpu::upload(self, to, bytes)?)
-    }
-
-    fn download(&self, bytes: &mut [u8], from: DevicePtr) -> Result<(), Error> {
-        Ok(Gpu::download(self, bytes, from)?)
-    }
-}
-
 /// Makes operators for a CUDA device.
 pub struct CudaMaker {
-    memory: Arc<dyn Uploads>,
+    gpu: Arc<dyn Gpu>,
     multiprocessors: u32,
 }
 
@@ -78,29 +62,29 @@ pub fn modules(program: &Program) -> Vec<&'static str> {
     kernels::cuda::modules_for(products, lookups)
 }
 
-impl CudaMaker {
-    /// Loads the modules that the program needs: from stored machine code where it was made of the same PTX and this
-    /// driver takes it, else from PTX on `threads` threads. Says how many had to be compiled.
-    ///
-    /// # Errors
-    /// A module that does not load.
-    pub fn new(
-        gpu: &Arc<CudaGpu>,
-        program: &Program,
-        code: &[MachineCode],
-        threads: usize,
-    ) -> Result<(CudaMaker, usize), Error> {
-        let mut missing = Vec::new();
-        for name in modules(program) {
-            let stored = code.iter().find(|stored| stored.module == name);
-            let fresh = stored.filter(|stored| ptx_hash(name) == Some(stored.ptx_hash));
-            if fresh.is_none_or(|stored| gpu.load_machine_code(name, &stored.bytes).is_err()) {
-                missing.push(name);
-            }
+/// Loads the modules that the program needs: from stored machine code where it was made of the same PTX and this driver
+/// takes it, else from PTX on `threads` threads. Returns how many had to be compiled.
+///
+/// # Errors
+/// A module that does not load.
+pub fn load(gpu: &CudaGpu, program: &Program, code: &[MachineCode], threads: usize) -> Result<usize, Error> {
+    let mut missing = Vec::new();
+    for name in modules(program) {
+        let stored = code.iter().find(|stored| stored.module == name);
+        let fresh = stored.filter(|stored| ptx_hash(name) == Some(stored.ptx_hash));
+        if fresh.is_none_or(|stored| gpu.load_machine_code(name, &stored.bytes).is_err()) {
+            missing.push(name);
         }
-        gpu.load_modules(&missing, threads)?;
-        let multiprocessors = gpu.model().multiprocessors;
-        Ok((CudaMaker { memory: Arc::clone(gpu) as Arc<dyn Uploads>, multiprocessors }, missing.len()))
+    }
+    gpu.load_modules(&missing, threads)?;
+    Ok(missing.len())
+}
+
+impl CudaMaker {
+    /// A maker of operators for a GPU that runs CUDA kernels.
+    pub fn new(gpu: Arc<dyn Gpu>) -> CudaMaker {
+        let multiprocessors = gpu.description().multiprocessors;
+        CudaMaker { gpu, multiprocessors }
     }
 
     /// An operator of launches that do not depend on the round.
@@ -176,7 +160,7 @@ impl OpMaker for CudaMaker {
     }
 
     fn prologue(&self, env: &OpEnv<'_>) -> Result<Vec<Arc<dyn GpuOp>>, Error> {
-        let emits = lower::prologue(env, self.memory.as_ref())?;
+        let emits = lower::prologue(env, &*self.gpu)?;
         let recording = Recording::WhenRepeated;
         Ok(vec![Arc::new(CudaOp::new("angles".to_string(), emits, env.sizes.context_tokens, recording))])
     }

@@ -63,9 +63,17 @@ impl CudaOp {
         RoundArgs { context_tokens: rounded.min(self.context_max), ..args }
     }
 
-    fn enqueue(&self, task: &CudaTask, args: RoundArgs) -> Result<(), DeviceError> {
+    fn enqueue(
+        &self,
+        args: RoundArgs,
+        put: impl Fn(&KernelLaunch) -> Result<(), DeviceError>,
+    ) -> Result<(), DeviceError> {
         let launches = self.launches(args).map_err(|error| self.refuse(&error.to_string()))?;
-        launches.iter().try_for_each(|launch| task.launch(&kernel(launch)))
+        launches.iter().try_for_each(|launch| put(&kernel(launch)))
+    }
+
+    fn enqueue_on(&self, task: &CudaTask, args: RoundArgs) -> Result<(), DeviceError> {
+        self.enqueue(args, |launch| task.launch(launch))
     }
 
     fn refuse(&self, reason: &str) -> DeviceError {
@@ -85,20 +93,24 @@ impl GpuOp for CudaOp {
     }
 
     fn run(&self, target: GpuTarget<'_>, args: LaunchArgs) -> Result<(), DeviceError> {
-        let GpuTarget::Cuda(task) = target else { return Err(self.refuse("it runs on CUDA devices only")) };
         let args = self.bucket(RoundArgs::from(args));
+        let task = match target {
+            GpuTarget::Cuda(task) => task,
+            GpuTarget::Kernels(queue) => return self.enqueue(args, |launch| queue.launch(launch)),
+            _ => return Err(self.refuse("it runs on CUDA devices only")),
+        };
         if self.recording == Recording::Never {
-            return self.enqueue(task, args);
+            return self.enqueue_on(task, args);
         }
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
         let place = known.iter().position(|(of, _)| *of == args);
         let entry = match place.map(|index| known.remove(index).1) {
             None => {
-                self.enqueue(task, args)?;
+                self.enqueue_on(task, args)?;
                 Known::Seen
             }
             Some(Known::Seen) => {
-                let graph = task.record(|task| self.enqueue(task, args))?;
+                let graph = task.record(|task| self.enqueue_on(task, args))?;
                 task.replay(&graph)?;
                 Known::Recorded(graph)
             }
