@@ -6,7 +6,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use std::ffi::OsString;
 use std::fmt::Display;
 use std::fs::{File, OpenOptions};
-use std::io::{ErrorKind, IsTerminal, Write};
+use std::io::{ErrorKind, IsTerminal, Read, Write};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -18,6 +18,35 @@ pub fn write_whole(path: &Path, bytes: &[u8]) -> Result<(), Failure> {
     let mut file = NewFile::create(path)?;
     file.write_all(bytes).map_err(|error| cannot_write(path, error))?;
     file.keep()
+}
+
+/// Refuses to write over what is read: a result in the place of its model would destroy it.
+///
+/// # Errors
+/// `path` is one of `inputs`, under whatever name.
+pub fn refuse_inputs<'a>(path: &Path, inputs: impl IntoIterator<Item = &'a Path>) -> Result<(), Failure> {
+    let Ok(target) = path.canonicalize() else { return Ok(()) };
+    let is_target = |input: &&Path| input.canonicalize().is_ok_and(|input| input == target);
+    match inputs.into_iter().find(is_target) {
+        Some(_) => Err(Failure::usage(format!("{} would be written over the file that is read", path.display()))
+            .hint("choose another place with --out")),
+        None => Ok(()),
+    }
+}
+
+/// Reads all of standard input.
+///
+/// # Errors
+/// It cannot be read.
+pub fn read_input() -> Result<Vec<u8>, Failure> {
+    let mut bytes = Vec::new();
+    std::io::stdin().read_to_end(&mut bytes).map_err(cannot_read_input)?;
+    Ok(bytes)
+}
+
+/// The failure of reading standard input.
+pub fn cannot_read_input(error: std::io::Error) -> Failure {
+    Failure::failed(anyhow::Error::new(error).context("cannot read standard input"))
 }
 
 /// The failure of writing to a place.
@@ -217,6 +246,21 @@ mod tests {
         std::fs::write(folder.path().join(format!(".plan.{}-0.tmp", std::process::id())), b"left").unwrap();
         write_whole(&path, b"new").unwrap();
         assert_eq!(std::fs::read(&path).unwrap(), b"new");
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn what_is_read_is_not_written_over_under_any_name() {
+        let folder = tempfile::tempdir().unwrap();
+        let (model, link) = (folder.path().join("model"), folder.path().join("link"));
+        std::fs::write(&model, b"weights").unwrap();
+        std::os::unix::fs::symlink(&model, &link).unwrap();
+        for out in [&model, &link, &folder.path().join("./model")] {
+            let failure = refuse_inputs(out, [model.as_path()]).unwrap_err();
+            assert_eq!(failure.code(), 2, "{failure:?}");
+        }
+        refuse_inputs(&folder.path().join("other"), [model.as_path()]).unwrap();
+        refuse_inputs(&model, [link.with_file_name("other").as_path()]).unwrap();
     }
 
     #[cfg(unix)]

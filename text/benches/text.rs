@@ -19,9 +19,12 @@ fn models() -> Vec<(String, PathBuf)> {
         tiny.iter().map(|name| (format!("tiny-{name}"), reference(&format!("tiny-{name}.gguf")))).collect();
     let home = std::env::var_os("HOME").map(|home| PathBuf::from(home).join(".cache/ats"));
     if let Some(folder) = std::env::var_os("ATS_CACHE").map(PathBuf::from).or(home) {
-        for name in ["ggml-vocab-llama-bpe", "ggml-vocab-qwen2", "gemma-3-270m-q4_k_m"] {
+        let vocabularies = ["llama-spm", "llama-bpe", "qwen2", "qwen35", "deepseek-llm", "gpt-2"];
+        let vocabularies = vocabularies.map(|name| format!("ggml-vocab-{name}"));
+        let models_too = ["gemma-3-270m-q4_k_m", "SmolLM2-135M-Instruct.Q4_1"].map(str::to_owned);
+        for name in vocabularies.into_iter().chain(models_too) {
             let path = folder.join("models").join(format!("{name}.gguf"));
-            models.extend(path.exists().then(|| (name.to_string(), path)));
+            models.extend(path.exists().then_some((name, path)));
         }
     }
     models
@@ -35,7 +38,16 @@ fn tokenizer(path: &Path) -> Tokenizer {
 fn encode(criterion: &mut Criterion) {
     let prose = std::fs::read_to_string(reference("real/GPL-3.txt")).expect("text");
     let prose = prose.repeat(TEXT_BYTES / prose.len() + 1);
-    let texts = [("prose", &prose[..TEXT_BYTES]), ("one letter", &"a".repeat(TEXT_BYTES))];
+    let han: String =
+        (0..TEXT_BYTES as u32 / 3).filter_map(|i| char::from_u32(0x4E00 + i.wrapping_mul(i) % 20_000)).collect();
+    let letters: String =
+        (0..TEXT_BYTES as u32).map(|i| char::from(b'a' + (i.wrapping_mul(i) / 7 % 26) as u8)).collect();
+    let texts = [
+        ("prose", &prose[..TEXT_BYTES]),
+        ("one letter", &"a".repeat(TEXT_BYTES)),
+        ("han without spaces", &han),
+        ("letters without spaces", &letters),
+    ];
     let mut group = criterion.benchmark_group("encode");
     group.sample_size(10).throughput(Throughput::Bytes(TEXT_BYTES as u64));
     for (name, path) in models() {
