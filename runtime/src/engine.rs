@@ -3,15 +3,22 @@
 //! Not here: text (`text`), which token comes next (`generation.rs`), how sequences go back (`sequence.rs`).
 //! Next: `exec/mod.rs`.
 
-use crate::exec::{Executor, KvType, Limits, Precision, Rewind, Round, Span, WeightStore};
+use crate::exec::{Executor, HostPlace, KvType, Limits, Precision, Rewind, Round, Span, WeightStore};
+use crate::hybrid::cuda::{self, CudaMaker};
+use crate::hybrid::sim::SimMaker;
+use crate::hybrid::{GpuSide, HandOver};
+use crate::machine::SimulatedMachine;
 use crate::plans::{Exactness, PlanRequest, plan_for};
 use crate::{Error, machine};
 
 pub use crate::sequence::Sequence;
+use device::clock::Clock;
+use device::gpu::Gpu;
+use device::sim::{Faults, LoadScript, SimConfig, SimGpu};
 use gguf::Model;
 use kernels::cpu::Isa;
 use plan_format::artifact;
-use plan_format::schedule::Phase;
+use plan_format::schedule::Home;
 use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
@@ -31,6 +38,8 @@ pub struct Overrides {
     pub threads: Option<usize>,
     /// Instruction set.
     pub isa: Option<Isa>,
+    /// Schedule that is always taken for rounds of its kind.
+    pub pinned_schedule: Option<usize>,
 }
 
 /// Which logits of fed tokens are wanted.
@@ -55,17 +64,36 @@ impl Engine {
             Exactness::Exact => Precision::Exact,
         };
         let isa = Isa::choose(overrides.isa.or(isa_from_environment()?)).ok_or(Error::IsaAbsent)?;
-        let threads = overrides.threads.unwrap_or_else(|| planned_threads(&plan));
-        let weights = WeightStore::load(model, &plan.program, precision)?;
         let kv_type = match plan.origin.options.kv_type {
             artifact::KvType::F16 => KvType::F16,
             artifact::KvType::F32 => KvType::F32,
         };
         let context_tokens = plan.origin.options.context_tokens as usize;
         let limits = Limits { context_tokens, sequences: 1, kv_type, precision };
-        let team = (machine::team(threads)?, isa);
-        let executor = Executor::new(&plan.program, &plan.arena, weights, limits, team)?;
+        let weights = WeightStore::load_placed(model, &plan.program, &HostPlace::of_plan(&plan, precision))?;
+        let side = gpu_side(&plan, &weights, limits, isa, (request.simulated.as_ref(), overrides.pinned_schedule))?;
+        let threads = overrides.threads.unwrap_or_else(|| planned_threads(&plan));
+        let team = match request.simulated {
+            // The simulated machine may have more cores than this one: its times do not depend on ours.
+            Some(_) => machine::team(threads.min(machine::threads_at_most()?))?,
+            None => machine::team(threads)?,
+        };
+        let executor = match side {
+            Some(side) => Executor::with_gpu(&plan, weights, limits, (team, isa), side)?,
+            None => Executor::new(&plan.program, &plan.arena, weights, limits, (team, isa))?,
+        };
         Ok(Self { executor, tokenizer, plan })
+    }
+
+    /// What a person should know of how the plan runs here.
+    pub fn notes(&self) -> &[String] {
+        self.executor.notes()
+    }
+
+    /// The clock of the simulated machine, if it runs on one.
+    pub fn simulated_clock(&self) -> Option<Clock> {
+        let clock = self.executor.gpu()?.clock();
+        matches!(clock, Clock::Virtual(_)).then_some(clock)
     }
 
     /// The plan.
@@ -205,10 +233,37 @@ fn pieces(tokens: usize, limits: plan_format::arena::RoundLimits, wanted: Wanted
     pieces
 }
 
-/// Threads of the decode schedule; all schedules of a plan without load regimes have the same.
+/// The largest team that any schedule wants.
 fn planned_threads(plan: &artifact::Plan) -> usize {
-    let decode = plan.schedules.iter().find(|schedule| schedule.phase == Phase::Decode);
-    decode.or(plan.schedules.first()).map_or(1, |schedule| schedule.cpu_threads as usize)
+    plan.schedules.iter().map(|schedule| usize::from(schedule.cpu_threads)).max().unwrap_or(1)
+}
+
+/// The GPU that takes part: the simulated machine's, or the CUDA device that the plan needs.
+fn gpu_side(
+    plan: &artifact::Plan,
+    weights: &WeightStore,
+    limits: Limits,
+    isa: Isa,
+    (simulated, pinned_schedule): (Option<&SimulatedMachine>, Option<usize>),
+) -> Result<Option<GpuSide>, Error> {
+    let ceiling_bytes = plan.origin.options.vram_bytes;
+    let resident = plan.placement.homes.contains(&Home::Resident);
+    let uses_gpu = resident || plan.schedules.iter().any(|schedule| !schedule.promotions.is_empty());
+    if let Some(machine) = simulated {
+        let (profile, load, faults) = (machine.profile.clone(), LoadScript::default(), Faults::none());
+        let config = SimConfig { profile, load, faults, ceiling_bytes: Some(ceiling_bytes) };
+        let gpu = Arc::new(SimGpu::new(config));
+        let maker = SimMaker::new(Arc::clone(&gpu), (&plan.program, &plan.arena), weights, limits, isa)?;
+        let hand_over = machine.hand_over;
+        return Ok(Some(GpuSide { gpu, maker: Box::new(maker), hand_over, pinned_schedule }));
+    }
+    if !uses_gpu {
+        return Ok(None);
+    }
+    let gpu = Arc::new(cuda::open(0, Some(ceiling_bytes))?);
+    cuda::load(&gpu, &plan.program, &plan.code, planned_threads(plan))?;
+    let maker = CudaMaker::new(Arc::clone(&gpu) as Arc<dyn Gpu>);
+    Ok(Some(GpuSide { gpu, maker: Box::new(maker), hand_over: HandOver::default(), pinned_schedule }))
 }
 
 /// `ATS_ISA=scalar|avx2|avx512`: for tests and for tools that do not know newer instructions.

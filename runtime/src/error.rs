@@ -139,6 +139,14 @@ pub enum Error {
         /// What was given.
         name: String,
     },
+    /// A simulated machine of no known name.
+    #[error("there is no simulated machine `{name}`; known are {known}")]
+    NoSimulatedMachine {
+        /// What was asked for.
+        name: String,
+        /// The names.
+        known: String,
+    },
     /// A plan that needs more GPU memory than there is.
     #[error(
         "the plan needs {} MiB of GPU memory ({parts}), {} MiB are left under the ceiling",

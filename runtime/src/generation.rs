@@ -4,6 +4,7 @@
 
 use crate::Error;
 use crate::engine::{Engine, Sequence, Wanted};
+use device::clock::{Clock, Nanos};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use text::{Finish, Sampled, Sampler, Step, StreamOptions, TextStream, TokenId};
@@ -62,6 +63,17 @@ pub struct Timing {
     pub decode_tokens: usize,
     /// All decode rounds.
     pub decode: Duration,
+    /// What the simulated machine would have taken, if it ran on one.
+    pub simulated: Option<SimulatedTiming>,
+}
+
+/// Times of a simulated machine.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct SimulatedTiming {
+    /// From the first prompt token to the first logits.
+    pub prompt: Duration,
+    /// All decode rounds.
+    pub decode: Duration,
 }
 
 /// How a generation went.
@@ -92,18 +104,18 @@ pub fn generate(
     sampler.observe_prompt(&prompt);
     let mut stream = TextStream::new(&tokenizer, &prompt, request.options);
     let mut logits = Vec::with_capacity(engine.vocab());
-    let start = Instant::now();
+    let watch = Watch::start(engine);
     let mut flow = prefill(engine, sequence, request, &mut logits, listener)?;
-    timing.prompt = start.elapsed();
+    timing.add_prompt(&watch);
     timing.prompt_tokens = sequence.tokens.len() - timing.reused_tokens;
     while stream.finished().is_none() && flow == Flow::Continue {
         let token = sampler.sample(&logits)?;
         let step = stream.push(token.id);
         flow = listener.token(&token, &step);
         if step.finish.is_none() && flow == Flow::Continue {
-            let start = Instant::now();
+            let watch = Watch::start(engine);
             feed(engine, sequence, &[token.id.0], &mut logits)?;
-            timing.decode += start.elapsed();
+            timing.add_decode(&watch);
             timing.decode_tokens += 1;
         }
     }
@@ -175,7 +187,45 @@ fn feed(engine: &mut Engine, sequence: &mut Sequence, tokens: &[u32], logits: &m
     engine.feed(sequence, tokens, Wanted::Last, &mut |_, row| logits.extend_from_slice(row))
 }
 
+/// A phase being timed, here and on the simulated machine.
+struct Watch {
+    start: Instant,
+    simulated: Option<(Clock, Nanos)>,
+}
+
+impl Watch {
+    fn start(engine: &Engine) -> Self {
+        let simulated = engine.simulated_clock();
+        Watch { start: Instant::now(), simulated: simulated.map(|clock| (clock.clone(), clock.now())) }
+    }
+
+    fn simulated(&self) -> Option<Duration> {
+        let (clock, start) = self.simulated.as_ref()?;
+        Some(Duration::from_nanos(clock.now().since(*start).0))
+    }
+}
+
 impl Timing {
+    fn add_prompt(&mut self, watch: &Watch) {
+        self.prompt += watch.start.elapsed();
+        if let Some(span) = watch.simulated() {
+            self.simulated.get_or_insert_default().prompt += span;
+        }
+    }
+
+    fn add_decode(&mut self, watch: &Watch) {
+        self.decode += watch.start.elapsed();
+        if let Some(span) = watch.simulated() {
+            self.simulated.get_or_insert_default().decode += span;
+        }
+    }
+
+    /// Prompt tokens and decoded tokens per second of the simulated machine.
+    pub fn simulated_rates(&self) -> Option<(f64, f64)> {
+        let simulated = self.simulated?;
+        Some((rate(self.prompt_tokens, simulated.prompt), rate(self.decode_tokens, simulated.decode)))
+    }
+
     /// Prompt tokens computed per second.
     pub fn prompt_rate(&self) -> f64 {
         rate(self.prompt_tokens, self.prompt)

@@ -5,12 +5,15 @@
 //! refused. Not here: the rules of names (`plan_format::find`), what a plan holds. Next: `engine.rs`.
 
 use crate::Error;
+use crate::machine::SimulatedMachine;
 use gguf::Model;
 use plan_format::artifact::{Origin, Plan};
-use plan_format::find::{self, CACHE_FOLDER, CacheName, Ceiling};
+use plan_format::find::{self, CacheName, Ceiling};
 use plan_format::fingerprint::{DeviceDifference, DeviceFingerprint, Misfit, ModelFingerprint, check_fit, of_model};
 use plan_format::sections;
 use shared_cli::output::say;
+use std::fs::File;
+use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
@@ -25,6 +28,8 @@ pub struct PlanRequest {
     pub exactness: Exactness,
     /// Whether a plan for another machine is taken.
     pub other_device: OtherDevice,
+    /// The simulated machine to run on; `None` = this one.
+    pub simulated: Option<SimulatedMachine>,
 }
 
 /// Which kernels a plan is for.
@@ -60,14 +65,19 @@ pub fn plan_for(model: &Model, request: &PlanRequest) -> Result<Plan, Error> {
     if request.exactness == Exactness::Exact {
         return compile_exact(model, request);
     }
-    let here = Here { model: of_model(model)?, device: crate::machine::fingerprint()? };
+    let device = match &request.simulated {
+        Some(machine) => machine.fingerprint().clone(),
+        None => crate::machine::fingerprint()?,
+    };
+    let here = Here { model: of_model(model)?, device };
     if let Some(path) = &request.plan {
         let plan = read(path)?;
         fits(path, &plan.origin, &here, request.other_device)?;
         return long_enough(path, plan, request);
     }
     let beside = find::beside(first_shard(model));
-    if beside.is_file() {
+    // A plan beside the model is this machine's.
+    if request.simulated.is_none() && beside.is_file() {
         let plan = read(&beside)?;
         fits(&beside, &plan.origin, &here, request.other_device)?;
         if request.context_tokens.is_none_or(|tokens| tokens <= plan.origin.options.context_tokens) {
@@ -89,8 +99,13 @@ fn long_enough(path: &Path, plan: Plan, request: &PlanRequest) -> Result<Plan, E
     }
 }
 
+/// No plan is larger; what is named by mistake may be, or have no end at all.
+const PLAN_BYTES_MAX: u64 = 256 << 20;
+
 fn read(path: &Path) -> Result<Plan, Error> {
-    let bytes = std::fs::read(path).map_err(|source| Error::Read { path: path.into(), source })?;
+    let mut bytes = Vec::new();
+    let read = File::open(path).and_then(|file| file.take(PLAN_BYTES_MAX).read_to_end(&mut bytes));
+    read.map_err(|source| Error::Read { path: path.into(), source })?;
     sections::from_bytes(&bytes).map_err(|source| Error::PlanFile { path: path.into(), source })
 }
 
@@ -117,20 +132,15 @@ fn differences(
     })
 }
 
-/// The user's cache: `$XDG_CACHE_HOME` or `~/.cache`, then `ats`.
-fn cache_folder() -> Result<PathBuf, Error> {
-    let home = || std::env::var_os("HOME").map(|home| PathBuf::from(home).join(".cache"));
-    let cache = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from).or_else(home);
-    cache.map(|cache| cache.join(CACHE_FOLDER)).ok_or(Error::NoCache)
-}
-
 fn cached(model: &Model, here: &Here, request: &PlanRequest) -> Result<Plan, Error> {
-    let folder = cache_folder()?;
+    let folder = shared_cli::folders::cache().ok_or(Error::NoCache)?;
     let longest = model_context(model)?;
     let context_tokens = request.context_tokens.unwrap_or(0).max(longest.min(DEFAULT_CONTEXT_TOKENS));
     let names = file_names(&folder);
     let names = names.iter().map(String::as_str);
-    if let Some(name) = find::best_cached(names, &here.model, &here.device, Ceiling::AtMost(0), context_tokens) {
+    let ceiling_mib = request.simulated.as_ref().map_or(0, SimulatedMachine::ceiling_mib);
+    let ceiling = Ceiling::AtMost(ceiling_mib);
+    if let Some(name) = find::best_cached(names, &here.model, &here.device, ceiling, context_tokens) {
         let path = folder.join(name);
         // A damaged or stale plan in the cache is made again below.
         if let Ok(plan) = read(&path)
@@ -140,9 +150,16 @@ fn cached(model: &Model, here: &Here, request: &PlanRequest) -> Result<Plan, Err
         }
     }
     std::fs::create_dir_all(&folder).map_err(|source| Error::Write { path: folder.clone(), source })?;
-    let path = folder.join(CacheName::new(&here.model, &here.device, 0, context_tokens).file_name());
+    let path = folder.join(CacheName::new(&here.model, &here.device, ceiling_mib, context_tokens).file_name());
     say(format_args!("no plan for this model and machine yet: compiling one into {}", path.display()));
-    compile(model, &path, &["--context".into(), context_tokens.to_string()])?;
+    let mut flags = vec!["--context".to_owned(), context_tokens.to_string()];
+    if let Some(machine) = &request.simulated {
+        flags.extend(["--device".to_owned(), machine.name()]);
+        if ceiling_mib > 0 {
+            flags.extend(["--vram".to_owned(), format!("{ceiling_mib}M")]);
+        }
+    }
+    compile(model, &path, &flags)?;
     read(&path)
 }
 
@@ -156,17 +173,16 @@ fn file_names(folder: &Path) -> Vec<String> {
     entries.filter_map(|entry| entry.file_name().into_string().ok()).collect()
 }
 
-/// Exact plans go through a temporary file: they are cheap to make and nobody else's.
+/// Exact plans go through a folder of their own that nobody else can write to: they are cheap to make.
 fn compile_exact(model: &Model, request: &PlanRequest) -> Result<Plan, Error> {
-    let path = std::env::temp_dir().join(format!("ats-exact-{}.atsplan", std::process::id()));
+    let folder = tempfile::tempdir().map_err(|source| Error::Write { path: std::env::temp_dir(), source })?;
+    let path = folder.path().join("exact.atsplan");
     let mut flags = vec!["--exact".to_owned()];
     if let Some(tokens) = request.context_tokens {
         flags.extend(["--context".to_owned(), tokens.to_string()]);
     }
-    let plan = compile(model, &path, &flags).and_then(|()| read(&path));
-    // Nothing depends on the removal.
-    let _ = std::fs::remove_file(&path);
-    plan
+    compile(model, &path, &flags)?;
+    read(&path)
 }
 
 /// Runs the sibling `ats-plan compile`.
@@ -176,7 +192,9 @@ fn compile(model: &Model, out: &Path, flags: &[String]) -> Result<(), Error> {
     let program = sibling.filter(|path| path.is_file()).unwrap_or_else(|| "ats-plan".into());
     let mut command = Command::new(&program);
     command.arg("compile").arg(first_shard(model)).arg("--out").arg(out).args(flags);
-    let status = command.stdin(Stdio::null()).stdout(Stdio::null()).status();
+    command.stdin(Stdio::null()).stdout(Stdio::null());
+    // A thread of a running team is pinned to one core; the planner must see them all.
+    let status = device::unpinned(|| command.status());
     match status.map_err(|source| Error::StartPlanner { program: program.clone(), source })? {
         status if status.success() => Ok(()),
         _ => Err(Error::Planner { program, arguments: flags.join(" ") }),

@@ -35,7 +35,7 @@ impl Case {
         // A team pins the thread that it was made on, so this thread's second engine sees a machine of one core.
         let other_device = OtherDevice::Accept;
         let request =
-            PlanRequest { plan: Some(plan), context_tokens: None, exactness: Exactness::Planned, other_device };
+            PlanRequest { plan: Some(plan), context_tokens: None, exactness: Exactness::Planned, other_device, simulated: None };
         Engine::open(&self.model, &request, Overrides { threads: Some(threads), isa: None }).expect("opens")
     }
 }

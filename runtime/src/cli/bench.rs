@@ -50,7 +50,7 @@ struct Row {
 
 /// Measures and prints.
 pub fn run(args: &BenchArgs) -> Result<(), Failure> {
-    let overrides = Overrides { threads: args.threads, isa: None };
+    let overrides = Overrides { threads: args.threads, ..Overrides::default() };
     let needed = args.depth + args.prompt.max(args.generate);
     let mut engine = args.model.open_with(Some(needed), exactness(false), overrides)?;
     let mut rows = Vec::new();

@@ -2,8 +2,10 @@
 
 use super::Failure;
 use crate::engine::{Engine, Overrides};
+use crate::machine::SimulatedMachine;
 use crate::plans::{Exactness, OtherDevice, PlanRequest};
 use clap::Args;
+use shared_cli::output::say;
 use std::path::{Path, PathBuf};
 use text::{Delta, Finish};
 
@@ -18,6 +20,13 @@ pub struct ModelArgs {
     /// Take a plan that was made for another machine.
     #[arg(long)]
     pub force_device: bool,
+    /// Run on a simulated machine: sim:NAME of a device profile, such as sim:rtx3060-laptop. Results are real, its times
+    /// are calculated.
+    #[arg(long, value_name = "sim:NAME")]
+    pub device: Option<String>,
+    /// Always take schedule N of the plan, counted from 0, for rounds of its kind: the same bits in every run.
+    #[arg(long, value_name = "N")]
+    pub pin_schedule: Option<usize>,
 }
 
 impl ModelArgs {
@@ -35,8 +44,12 @@ impl ModelArgs {
     ) -> Result<Engine, Failure> {
         let context_tokens = context_tokens.map(|tokens| u32::try_from(tokens).unwrap_or(u32::MAX));
         let other_device = if self.force_device { OtherDevice::Accept } else { OtherDevice::Refuse };
-        let request = PlanRequest { plan: self.plan.clone(), context_tokens, exactness, other_device };
-        Ok(Engine::open(&self.model, &request, overrides)?)
+        let simulated = self.device.as_deref().map(SimulatedMachine::named).transpose()?;
+        let request = PlanRequest { plan: self.plan.clone(), context_tokens, exactness, other_device, simulated };
+        let overrides = Overrides { pinned_schedule: self.pin_schedule, ..overrides };
+        let engine = Engine::open(&self.model, &request, overrides)?;
+        engine.notes().iter().for_each(|note| say(format_args!("warning: {note}")));
+        Ok(engine)
     }
 }
 

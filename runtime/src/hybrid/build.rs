@@ -111,7 +111,9 @@ impl Hybrid {
         let bound = bound.collect::<Result<Vec<_>, Error>>()?;
         let (from, bytes) = inputs.device();
         let mut prologue = vec![maker.copier(from, memory.inputs.start, bytes)?];
-        prologue.extend(maker.prologue(&binder.env(&[]))?);
+        if tenants.uses_gpu() {
+            prologue.extend(maker.prologue(&binder.env(&[]))?);
+        }
         let timeline = Timeline::new(Arc::clone(&gpu), slots.slots.len(), SILENCE_MAX)?;
         let parts = Parts { timeline, bound, prologue, inputs, host_arena: host_arena.device, hand_over };
         let driver = Driver::new(parts, program, &arena.offsets_bytes);

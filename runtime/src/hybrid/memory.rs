@@ -109,6 +109,11 @@ struct StatePlaces {
 }
 
 impl Tenants<'_> {
+    /// Whether any schedule runs anything on the GPU.
+    pub fn uses_gpu(&self) -> bool {
+        self.on_gpu.contains(&true)
+    }
+
     /// Weights that operators of some items read.
     fn weights_of(&self, items: &[bool]) -> Vec<bool> {
         let mut used = vec![false; self.program.weights.len()];
@@ -137,9 +142,11 @@ impl Tenants<'_> {
         }
         let kept = self.resident_states().into_iter().map(|layout| layout.map(|l| StatePlaces::new(l, &mut states)));
         let kept = kept.collect();
-        let values = arena.add(self.arena.size_bytes);
-        let inputs = arena.add(inputs.size_bytes);
-        let trig = ropes.iter().map(|&bytes| arena.add(bytes)).collect();
+        // A plan for the CPU alone takes nothing on the GPU of a simulated machine.
+        let on_gpu = |bytes: u64| if self.uses_gpu() { bytes } else { 0 };
+        let values = arena.add(on_gpu(self.arena.size_bytes));
+        let inputs = arena.add(on_gpu(inputs.size_bytes));
+        let trig = ropes.iter().map(|&bytes| arena.add(on_gpu(bytes))).collect();
         Ok(Layouts { weights, states, arena, large, small, kept, values, inputs, trig })
     }
 
@@ -165,7 +172,7 @@ impl Tenants<'_> {
         sizes: &Sizes,
     ) -> Result<GpuMemory, Error> {
         let layouts = self.layouts(maker, inputs, trig_bytes)?;
-        let scratch_bytes = maker.scratch_bytes(self.program, sizes)?;
+        let scratch_bytes = if self.uses_gpu() { maker.scratch_bytes(self.program, sizes)? } else { 0 };
         let wanted = [
             ("resident weights", layouts.weights.end_bytes),
             ("states of resident items", layouts.states.end_bytes),
@@ -174,7 +181,7 @@ impl Tenants<'_> {
             ("working memory of kernels", scratch_bytes),
         ];
         check_budget(gpu, &wanted)?;
-        let take = |(purpose, bytes): (&str, u64)| gpu.take_memory(bytes.max(1), purpose);
+        let take = |(purpose, bytes): (&str, u64)| gpu.take_memory(bytes, purpose);
         let [weights, states, arena, slots, scratch] = wanted;
         let (weights, states, arena) = (take(weights)?, take(states)?, take(arena)?);
         let (slots, scratch) = (take(slots)?, take(scratch)?);

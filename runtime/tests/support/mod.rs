@@ -179,6 +179,7 @@ pub fn plan(name: &str, mixture: Mixture) -> Plan {
         },
         report: Report::default(),
         code: Vec::new(),
+        full_hash: None,
         program,
         arena,
     }

@@ -4,10 +4,10 @@
 mod input;
 mod printer;
 
+use super::Failure;
 use super::common::{ModelArgs, exactness};
 use super::interrupt::Interrupt;
 use super::sampling::Sampling;
-use super::Failure;
 use crate::engine::Sequence;
 use crate::generation::{Outcome, Request, Reuse, generate};
 use clap::Args;
@@ -89,6 +89,13 @@ pub fn run(args: &GenerateArgs) -> Result<(), Failure> {
     let is_interrupted = outcome.finish == Finish::Cancelled;
     if args.stats || is_interrupted {
         say(speed(&outcome));
+    }
+    if let Some((prefill, decode)) = outcome.timing.simulated_rates() {
+        let machine = args.model.device.as_deref().unwrap_or("the simulated machine");
+        say(format_args!(
+            "{machine} would take: prefill {prefill:.1} tokens/s, decode {decode:.1} tokens/s; here: {}",
+            speed(&outcome)
+        ));
     }
     if is_interrupted { Err(Failure::interrupted()) } else { Ok(()) }
 }
