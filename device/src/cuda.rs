@@ -9,6 +9,7 @@
 mod context;
 mod gpu;
 mod graph;
+mod management;
 mod mapped;
 mod module;
 mod probe;
@@ -17,4 +18,5 @@ pub use context::CudaOptions;
 pub use gpu::CudaGpu;
 pub use graph::CudaGraph;
 pub use module::{CudaTask, KernelLaunch, ModuleSource};
+pub use management::{driver_name, link_name, memory_free_bytes};
 pub use probe::{CudaDriver, GpuAbsence, GpuModel, probe};

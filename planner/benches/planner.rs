@@ -30,6 +30,7 @@ fn demand() -> Demand {
         prompt_tokens: 512,
         generate_tokens: 256,
         ubatch_tokens: vec![256, 512, 1024, 2048, 4096],
+        output_tokens: 8,
     }
 }
 

@@ -179,6 +179,7 @@ fn solve(
         prompt_tokens: options.prompt_tokens,
         generate_tokens: options.generate_tokens,
         ubatch_tokens,
+        output_tokens: options.limits.output_tokens,
     };
     let budget = budget(&profile, options);
     let cpu_grid = Grid::cpu_only();

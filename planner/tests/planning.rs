@@ -42,6 +42,7 @@ fn demand() -> Demand {
         prompt_tokens: 512,
         generate_tokens: 256,
         ubatch_tokens: vec![512],
+        output_tokens: 8,
     }
 }
 

@@ -127,6 +127,7 @@ mod pipelined {
                 prompt_tokens: 512,
                 generate_tokens: 256,
                 ubatch_tokens: vec![256],
+                output_tokens: 8,
             },
         }
     }

@@ -149,6 +149,20 @@ fn the_least_budget_is_named_and_works_and_time_never_rises_with_more() {
 }
 
 #[test]
+fn rounds_hold_the_outputs_that_were_asked_for_and_those_of_verification() {
+    for (asked, ubatch, held) in [(1, 256, 8), (64, 256, 64), (64, 16, 16)] {
+        let mut inputs = inputs("qwen3", machine("rtx3060-laptop"), 4 << 20);
+        inputs.options.limits.output_tokens = asked;
+        let Deciding::Profile { ubatch_tokens, .. } = &mut inputs.deciding else { unreachable!() };
+        *ubatch_tokens = vec![ubatch];
+        let found = plan_model(inputs).unwrap();
+        check_plan(&found, "outputs");
+        let limits = found.plan.origin.options.limits;
+        assert_eq!((limits.ubatch_tokens, limits.output_tokens), (ubatch, held));
+    }
+}
+
+#[test]
 fn one_thread_and_several_give_the_same_bytes() {
     let bytes = |threads: usize| {
         let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();

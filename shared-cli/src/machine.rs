@@ -4,10 +4,13 @@
 
 use device::DeviceError;
 use device::machine::MachineDescription;
-use plan_format::fingerprint::DeviceFingerprint;
+use plan_format::fingerprint::{DeviceFingerprint, GpuFingerprint};
 use plan_format::verify::MAX_THREADS;
 
-/// This machine without its GPUs.
+/// The GPU that plans are for.
+pub const FIRST_GPU: u32 = 0;
+
+/// This machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Machine {
     /// What a plan must be for to run here.
@@ -24,8 +27,20 @@ pub fn this_machine() -> Result<Machine, DeviceError> {
     let machine = MachineDescription::of_this_process()?;
     let cpu_threads = u16::try_from(machine.threads_at_most).unwrap_or(MAX_THREADS).clamp(1, MAX_THREADS);
     let cpu_cores = u32::try_from(machine.cores).unwrap_or(u32::MAX);
-    let fingerprint = DeviceFingerprint { cpu_model: machine.cpu_model, cpu_cores, gpu: None };
+    let fingerprint = DeviceFingerprint { cpu_model: machine.cpu_model, cpu_cores, gpu: gpu() };
     Ok(Machine { fingerprint, cpu_threads })
+}
+
+/// The first GPU that this program can use. Why there is none is told by whoever wants one.
+fn gpu() -> Option<GpuFingerprint> {
+    let driver = device::cuda::probe().ok()?;
+    let model = driver.usable(FIRST_GPU).ok()?;
+    Some(GpuFingerprint {
+        model: model.name.clone(),
+        memory_bytes: model.memory_bytes,
+        link: device::cuda::link_name(FIRST_GPU).unwrap_or_default(),
+        driver: device::cuda::driver_name(driver.version),
+    })
 }
 
 #[cfg(test)]

@@ -106,7 +106,7 @@ pub fn explain(error: PlanError) -> Failure {
         }
         PlanError::NoGpu { .. } => Failure::usage(error).hint("leave out --vram, or give --vram 0"),
         PlanError::Solve(SolveError::Search(SearchError::TooSmall { .. })) => {
-            Failure::failed(error).hint("give --vram more, a shorter --context, or --vram 0 for the CPU alone")
+            Failure::usage(error).hint("give --vram more, a shorter --context, or --vram 0 for the CPU alone")
         }
         PlanError::Solve(_) | PlanError::Plan(_) => Failure::failed(error),
     }

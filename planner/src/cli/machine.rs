@@ -12,12 +12,11 @@ use crate::profile::{Profile, ProfileKind, synthetic};
 use anyhow::{Context, anyhow};
 use device::memory::HostMemoryInfo;
 use plan_format::artifact::KvType;
-use plan_format::find::CACHE_FOLDER;
-use plan_format::fingerprint::{DeviceFingerprint, GpuFingerprint, SIMULATED};
+use plan_format::fingerprint::{DeviceFingerprint, DifferenceWeight, GpuFingerprint, SIMULATED};
 use plan_format::program::Program;
-use shared_cli::Failure;
-use shared_cli::machine::this_machine;
+use shared_cli::machine::{FIRST_GPU, this_machine};
 use shared_cli::output::{Progress, write_whole};
+use shared_cli::{Failure, folders};
 use std::path::{Path, PathBuf};
 
 /// The machine that is planned for.
@@ -43,37 +42,37 @@ pub fn planned_for(
     // A machine without a home for caches is measured every time.
     let path = cache_path().ok();
     let kept = path.as_deref().and_then(|path| kept(path, &fingerprint));
-    let needs = needs(program, kv_type);
-    let mut watch = watch(progress);
     let before = kept.as_ref().map_or(0, |profile| profile.curves.len());
-    let mut profile = match kept {
-        Some(profile) => profile,
-        None => measure::machine(&needs, Pace::QUICK, &mut watch).map_err(failure)?,
-    };
-    measure::add_curves(&mut profile, &needs, Pace::QUICK, &mut watch).map_err(failure)?;
-    drop(watch);
+    let needs = needs(program, kv_type);
+    let mut profile = super::profile::this_machine(kept, &needs, Pace::QUICK, &mut watch(progress)).map_err(failure)?;
     if profile.curves.len() > before
         && let Some(path) = path
     {
         // The plan is made all the same where the cache cannot be written.
         let _ = keep(&profile, &path);
     }
-    let now = HostMemoryInfo::of_this_process().map_err(Failure::failed)?;
-    let now = measure::memory(&now);
-    (profile.memory.available_mib, profile.memory.pinned_limit_mib) = (now.available_mib, now.pinned_limit_mib);
+    refresh(&mut profile)?;
     Ok(Target { profile, fingerprint })
+}
+
+/// Memory as of now: what others have taken since the profile was made is not there for a plan.
+fn refresh(profile: &mut Profile) -> Result<(), Failure> {
+    let now = measure::memory(&HostMemoryInfo::of_this_process().map_err(Failure::failed)?);
+    (profile.memory.available_mib, profile.memory.pinned_limit_mib) = (now.available_mib, now.pinned_limit_mib);
+    if let (Some(gpu), Some(free_bytes)) = (&mut profile.gpu, device::cuda::memory_free_bytes(FIRST_GPU)) {
+        gpu.free_mib = (free_bytes >> 20).min(gpu.memory_mib);
+    }
+    Ok(())
 }
 
 /// Where this machine's profile is kept: in the user's cache, by the machine's short name.
 pub fn cache_path() -> Result<PathBuf, Failure> {
-    let home = || std::env::var_os("HOME").map(|home| PathBuf::from(home).join(".cache"));
-    let cache = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from).or_else(home);
-    let cache = cache.ok_or_else(|| {
+    let folder = folders::cache().ok_or_else(|| {
         let error = anyhow!("there is no place for the profile: neither HOME nor XDG_CACHE_HOME is set");
         Failure::failed(error).hint("give --out FILE")
     })?;
     let machine = this_machine().map_err(Failure::failed)?.fingerprint;
-    Ok(cache.join(CACHE_FOLDER).join(format!("profile-{}.json", machine.slug())))
+    Ok(folder.join(format!("profile-{}.json", machine.slug())))
 }
 
 /// Writes a profile, making its folder if need be.
@@ -87,7 +86,9 @@ pub fn keep(profile: &Profile, path: &Path) -> Result<(), Failure> {
 /// The profile that was kept, if it can be read, is measured, and is this machine's. Anything else is measured anew.
 fn kept(path: &Path, machine: &DeviceFingerprint) -> Option<Profile> {
     let profile = Profile::from_json(&std::fs::read_to_string(path).ok()?).ok()?;
-    let same = (&profile.cpu.model, u32::from(profile.cores())) == (&machine.cpu_model, machine.cpu_cores);
+    let of = fingerprint(&profile);
+    let differs = of.differences(machine).iter().any(|difference| difference.weight == DifferenceWeight::Refuse);
+    let same = !differs && of.gpu.is_some() == machine.gpu.is_some();
     (same && profile.provenance.kind == ProfileKind::Measured).then_some(profile)
 }
 

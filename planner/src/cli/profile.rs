@@ -1,7 +1,7 @@
 //! `ats-plan profile`: measures this machine, or asks a simulated one, and keeps the profile where `compile` finds it.
 
 use super::machine;
-use crate::measure::{self, MeasureError, Pace, Watch};
+use crate::measure::{self, MeasureError, Needs, Pace, Watch};
 use crate::profile::{Backend, Gpu, Operator, Profile};
 use clap::Args;
 use gguf::Model;
@@ -37,7 +37,7 @@ pub fn run(args: &ProfileArgs) -> Result<(), Failure> {
         };
     }
     let mut watch = watch(&progress);
-    let mut profile = measure::machine(&measure::all_needs(), Pace::FULL, &mut watch).map_err(failure)?;
+    let mut profile = this_machine(None, &measure::all_needs(), Pace::FULL, &mut watch).map_err(failure)?;
     if let Some(path) = &args.model {
         let model = Model::open(path).map_err(Failure::failed)?;
         let program = crate::lower_model(&model).map_err(Failure::failed)?;
@@ -51,6 +51,29 @@ pub fn run(args: &ProfileArgs) -> Result<(), Failure> {
     machine::keep(&profile, &out)?;
     drop(progress);
     print(&format!("{}{}\n", table(&profile), out.display()))
+}
+
+/// This machine's profile with every curve that is needed, begun anew or from one that has some of them.
+pub fn this_machine(
+    known: Option<Profile>,
+    needs: &Needs,
+    pace: Pace,
+    watch: &mut Watch<'_>,
+) -> Result<Profile, MeasureError> {
+    if let Some(mut profile) = known {
+        measure::add_curves(&mut profile, needs, pace, watch)?;
+        if measure::cuda::lacks_curves(&profile, needs)
+            && let Some(gpu) = measure::cuda::open()?
+        {
+            measure::cuda::add_curves(&mut profile, &gpu, needs, watch)?;
+        }
+        return Ok(profile);
+    }
+    let mut profile = measure::machine(needs, pace, watch)?;
+    if let Some(gpu) = measure::cuda::open()? {
+        measure::cuda::add_gpu(&mut profile, &gpu, needs, watch)?;
+    }
+    Ok(profile)
 }
 
 /// Names what is measured, and how much of it is done.

@@ -5,6 +5,7 @@
 
 mod floors;
 mod price;
+mod space;
 mod stored;
 mod work;
 
@@ -30,6 +31,8 @@ pub struct Demand {
     pub generate_tokens: u32,
     /// Ubatches to choose from, ascending.
     pub ubatch_tokens: Vec<u32>,
+    /// Tokens of a round whose logits may be wanted; at least those of verification are planned for.
+    pub output_tokens: u32,
 }
 
 /// Smallest context bucket.
@@ -75,6 +78,8 @@ pub struct UbatchFacts {
     pub output_tokens: u32,
     /// Activation arena, on each device.
     pub arena_bytes: u64,
+    /// What the GPU's kernels work in besides.
+    pub gpu_work_bytes: u64,
     /// States of each item.
     pub state_bytes: Vec<u64>,
 }

@@ -1,5 +1,6 @@
 //! A program priced on a device: the cost model of every phase and context bucket.
 
+use super::space;
 use super::stored::stored_bytes;
 use super::work::{Round, Work, streaming, works};
 use super::{Demand, ItemFacts, Problem, UbatchFacts};
@@ -63,7 +64,7 @@ pub fn price(program: &Program, profile: &Profile, demand: &Demand) -> Result<Pr
         slot_bytes,
         read_bytes,
         ubatches: demand.ubatch_tokens.iter().map(|&tokens| ubatch_facts(program, tokens, &demand)).collect(),
-        small_weight_bytes: program.small_weight_bytes(),
+        small_weight_bytes: space::small_weight_bytes(program),
         demand,
     })
 }
@@ -102,13 +103,15 @@ fn team(entry: &Contention) -> Team {
 }
 
 fn ubatch_facts(program: &Program, ubatch_tokens: u32, demand: &Demand) -> UbatchFacts {
-    let output_tokens = VERIFY_TOKENS[VERIFY_TOKENS.len() - 1].min(ubatch_tokens);
+    let output_tokens = VERIFY_TOKENS[VERIFY_TOKENS.len() - 1].max(demand.output_tokens).min(ubatch_tokens);
+    let limits = RoundLimits { ubatch_tokens, output_tokens };
     let span = CacheSpan { context_tokens: demand.context_tokens, ubatch_tokens };
     UbatchFacts {
         ubatch_tokens,
         output_tokens,
-        arena_bytes: Arena::new(program, RoundLimits { ubatch_tokens, output_tokens }).size_bytes,
-        state_bytes: program.items.iter().map(|item| program.item_state_bytes(item, span, demand.kv_type)).collect(),
+        arena_bytes: Arena::new(program, limits).size_bytes,
+        gpu_work_bytes: space::work_bytes(program, limits, demand.context_tokens),
+        state_bytes: program.items.iter().map(|i| space::state_bytes(program, i, span, demand.kv_type)).collect(),
     }
 }
 

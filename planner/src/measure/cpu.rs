@@ -2,7 +2,7 @@
 
 use super::attention::{CacheElement, attention_gb_per_s};
 use super::buffer::Buffer;
-use super::figures::{Needs, POINT_TOKENS, Pace, Shape, last_point, teams, timed_teams};
+use super::figures::{Needs, POINT_TOKENS, Pace, Shape, last_point, missing, teams, timed_teams};
 use super::products::{ProductCase, weight_type};
 use super::rows::{DELTA_BYTES, delta_us, elementwise_gb_per_s};
 use super::{MeasureError, Watch};
@@ -198,7 +198,7 @@ fn curves(
     pace: &Pace,
     watch: &mut Watch<'_>,
 ) -> Result<(), MeasureError> {
-    let missing: Vec<_> = needs.iter().filter(|need| !has_curve(profile, need)).copied().collect();
+    let missing = missing(profile, Backend::Cpu, needs);
     let (most, teams) = (full_team(profile), timed_teams(full_team(profile)));
     if missing.is_empty() {
         return Ok(());
@@ -214,12 +214,6 @@ fn curves(
         }
     }
     Ok(())
-}
-
-fn has_curve(profile: &Profile, (operator, name): &(Operator, &str)) -> bool {
-    let same =
-        |curve: &&Curve| (curve.backend, curve.operator) == (Backend::Cpu, *operator) && curve.weight_type == *name;
-    profile.curves.iter().any(|curve| same(&curve))
 }
 
 /// A team and weights.

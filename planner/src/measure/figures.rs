@@ -1,6 +1,6 @@
 //! What is measured, at which token counts, and how long each figure may take. No clock here.
 
-use crate::profile::Operator;
+use crate::profile::{Backend, Curve, Operator, Profile};
 use device::probe::Effort;
 use plan_format::program::{OpKind, Program};
 use std::time::Duration;
@@ -130,6 +130,15 @@ pub fn all_needs() -> Needs {
     needs.extend([(Operator::Attention, "F16"), (Operator::Attention, "F32")]);
     needs.extend([(Operator::DeltaNet, "F32"), (Operator::Elementwise, "F32")]);
     needs
+}
+
+/// Those of `needs` for which a profile has no curve.
+pub fn missing(profile: &Profile, backend: Backend, needs: &Needs) -> Needs {
+    let has = |need: &&(Operator, &str)| {
+        let same = |curve: &Curve| (curve.backend, curve.operator, &*curve.weight_type) == (backend, need.0, need.1);
+        profile.curves.iter().any(same)
+    };
+    needs.iter().filter(|need| !has(need)).copied().collect()
 }
 
 #[cfg(test)]

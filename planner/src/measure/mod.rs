@@ -8,6 +8,7 @@
 mod attention;
 mod buffer;
 mod cpu;
+pub mod cuda;
 mod figures;
 mod gpu;
 mod products;
