@@ -158,7 +158,7 @@ impl Gpu for SimGpu {
         state.check()?;
         let ours_bytes = self.machine.profile.context_bytes.saturating_add(state.taken_bytes);
         let total_bytes = self.machine.profile.memory_bytes;
-        Ok(GpuMemory { total_bytes, free_bytes: total_bytes.saturating_sub(ours_bytes), ours_bytes })
+        Ok(GpuMemory { total_bytes, free_bytes: self.ceiling_bytes.saturating_sub(ours_bytes), ours_bytes })
     }
 
     fn take_memory(&self, bytes: u64, purpose: &str) -> Result<DeviceRegion, DeviceError> {

@@ -131,14 +131,23 @@ impl Timeline {
     /// not released or discarded.
     pub fn fill(&mut self, index: SlotIndex, copies: &[(DevicePtr, CopySource)]) -> Result<(), DeviceError> {
         let steps: Vec<FillStep> = copies.iter().map(|(to, from)| FillStep::Copy(*to, from.clone())).collect();
-        self.fill_in_steps(index, &steps)
+        self.fill_in_steps(index, &steps, None)
     }
 
     /// The same where what has come is worked on before it may be read (unpacking), by kernels on the transfer stream.
-    pub fn fill_in_steps(&mut self, index: SlotIndex, steps: &[FillStep]) -> Result<(), DeviceError> {
+    /// `begun`, if given, is recorded when the slot is free and the first step may start.
+    pub fn fill_in_steps(
+        &mut self,
+        index: SlotIndex,
+        steps: &[FillStep],
+        begun: Option<EventId>,
+    ) -> Result<(), DeviceError> {
         let (gpu, transfer) = (Arc::clone(&self.gpu), self.transfer);
         let slot = self.slot(index, &[SlotState::Free], "filled before it was released")?;
         gpu.wait_event(transfer, slot.released)?;
+        if let Some(begun) = begun {
+            gpu.record(transfer, begun)?;
+        }
         for step in steps {
             match step {
                 FillStep::Copy(to, from) => gpu.copy_to_gpu(transfer, *to, from)?,

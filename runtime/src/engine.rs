@@ -6,7 +6,7 @@
 use crate::exec::{Executor, HostPlace, KvType, Limits, Precision, Rewind, Round, Span, WeightStore};
 use crate::hybrid::cuda::{self, CudaMaker};
 use crate::hybrid::sim::SimMaker;
-use crate::hybrid::{GpuSide, HandOver};
+use crate::hybrid::{GpuSide, HandOver, Timing};
 use crate::machine::SimulatedMachine;
 use crate::plans::{Exactness, PlanRequest, plan_for};
 use crate::{Error, machine};
@@ -88,6 +88,16 @@ impl Engine {
     /// What a person should know of how the plan runs here.
     pub fn notes(&self) -> &[String] {
         self.executor.notes()
+    }
+
+    /// From now on the GPU's work is timed for [`Engine::trace`], too; that costs a little.
+    pub fn time_gpu(&mut self) {
+        self.executor.time_gpu(Timing::On);
+    }
+
+    /// The last round as a Chrome trace.
+    pub fn trace(&self) -> String {
+        self.executor.trace(&self.plan.program)
     }
 
     /// The clock of the simulated machine, if it runs on one.

@@ -2,7 +2,7 @@
 //! Not here: kernels alone (criterion benches of crate `kernels`).
 
 use super::Failure;
-use super::common::{ModelArgs, exactness};
+use super::common::{ModelArgs, TraceArgs, exactness};
 use crate::engine::{Engine, Overrides, Sequence, Wanted};
 use clap::{Args, ValueEnum};
 use std::io::Write;
@@ -31,6 +31,8 @@ pub struct BenchArgs {
     /// Form of the result.
     #[arg(long, value_enum, default_value = "md")]
     format: Format,
+    #[command(flatten)]
+    trace: TraceArgs,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, ValueEnum)]
@@ -53,6 +55,7 @@ pub fn run(args: &BenchArgs) -> Result<(), Failure> {
     let overrides = Overrides { threads: args.threads, ..Overrides::default() };
     let needed = args.depth + args.prompt.max(args.generate);
     let mut engine = args.model.open_with(Some(needed), exactness(false), overrides)?;
+    args.trace.begin(&mut engine);
     let mut rows = Vec::new();
     if args.prompt > 0 {
         let rates = measure(args, &mut engine, Test::Prefill)?;
@@ -62,6 +65,7 @@ pub fn run(args: &BenchArgs) -> Result<(), Failure> {
         let rates = measure(args, &mut engine, Test::Decode)?;
         rows.push(Row::new(format!("tg{} @ d{}", args.generate, args.depth), rates));
     }
+    args.trace.end(&engine)?;
     let threads = engine.executor().team().threads();
     let isa = engine.executor().isa().name();
     print(args, &rows, &format!("{threads} threads, {isa}"))

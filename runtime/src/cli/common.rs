@@ -5,7 +5,7 @@ use crate::engine::{Engine, Overrides};
 use crate::machine::SimulatedMachine;
 use crate::plans::{Exactness, OtherDevice, PlanRequest};
 use clap::Args;
-use shared_cli::output::say;
+use shared_cli::output::{say, write_whole};
 use std::path::{Path, PathBuf};
 use text::{Delta, Finish};
 
@@ -50,6 +50,28 @@ impl ModelArgs {
         let engine = Engine::open(&self.model, &request, overrides)?;
         engine.notes().iter().for_each(|note| say(format_args!("warning: {note}")));
         Ok(engine)
+    }
+}
+
+/// A trace of the run's last round.
+#[derive(Debug, Args)]
+pub struct TraceArgs {
+    /// Write what ran when in the last round as a Chrome trace (ui.perfetto.dev opens it).
+    #[arg(long, value_name = "FILE")]
+    trace: Option<PathBuf>,
+}
+
+impl TraceArgs {
+    /// Before the run.
+    pub fn begin(&self, engine: &mut Engine) {
+        if self.trace.is_some() {
+            engine.time_gpu();
+        }
+    }
+
+    /// After it.
+    pub fn end(&self, engine: &Engine) -> Result<(), Failure> {
+        self.trace.as_deref().map_or(Ok(()), |path| write_whole(path, engine.trace().as_bytes()))
     }
 }
 

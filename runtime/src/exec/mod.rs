@@ -17,6 +17,7 @@ pub(crate) mod scratch;
 pub(crate) mod shared;
 pub(crate) mod states;
 pub(crate) mod step;
+pub(crate) mod trace;
 pub(crate) mod weights;
 
 pub use prepare::Limits;

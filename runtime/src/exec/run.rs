@@ -9,10 +9,12 @@ use super::scratch::WorkerScratch;
 use super::shared::{Place, Shared};
 use super::states::{Piece, Rewind, StateSnapshot, States};
 use super::step::{Delta, Step, Task};
+use super::trace::{Label, Trace};
 use super::weights::{Precision, WeightStore};
 use crate::Error;
-use crate::hybrid::GpuSide;
 use crate::hybrid::build::{Hybrid, PartSteps};
+use crate::hybrid::{GpuSide, Timing};
+use device::clock::Clock;
 use device::gpu::Gpu;
 use device::team::{Team, Worker};
 use kernels::cpu::Isa;
@@ -46,6 +48,7 @@ pub struct Executor {
     watched: Vec<Vec<Watched>>,
     /// The GPU's side, if one takes part.
     hybrid: Option<Hybrid>,
+    trace: Trace,
 }
 
 /// A result of an operator.
@@ -64,6 +67,8 @@ pub struct Context<'a> {
     pub ropes: &'a [RopeTable],
     pub isa: Isa,
     pub precision: Precision,
+    /// Where steps are written down, if they are.
+    pub trace: Option<&'a Trace>,
 }
 
 impl Executor {
@@ -96,7 +101,8 @@ impl Executor {
         let (hybrid, host) = Hybrid::new(plan, &weights, limits, &prepared, side)?;
         let host = (prepared, host.values, host.states);
         let executor = Self::assemble((program, arena), weights, limits, (team, isa), host);
-        Ok(Self { hybrid: Some(hybrid), ..executor })
+        let trace = Trace::new(hybrid.gpu.clock(), executor.team.threads());
+        Ok(Self { hybrid: Some(hybrid), trace, ..executor })
     }
 
     fn assemble(
@@ -113,13 +119,29 @@ impl Executor {
         let watched = program.ops.iter().map(|op| watched(program, arena, op)).collect();
         let memory = Memory::new(values, &prepared.sizes, &prepared.ropes, &mut Shared::new);
         let (round_limits, hybrid) = (arena.limits, None);
-        Self { weights, prepared, memory, states, scratch, team, isa, limits, round_limits, vocab, watched, hybrid }
+        let trace = Trace::new(Clock::wall(), team.threads());
+        Self {
+            weights,
+            prepared,
+            memory,
+            states,
+            scratch,
+            team,
+            isa,
+            limits,
+            round_limits,
+            vocab,
+            watched,
+            hybrid,
+            trace,
+        }
     }
 
     /// Runs a round and returns its logits \[outputs, vocab\].
     /// Errors: a round beyond the limits, a worker's fault, a GPU that fails.
     pub fn run(&mut self, round: &Round) -> Result<View<'_>, Error> {
         self.check(round)?;
+        self.trace.begin_round();
         match self.hybrid {
             Some(_) => self.run_parts(round)?,
             None => self.run_steps(round)?,
@@ -130,15 +152,15 @@ impl Executor {
 
     /// A round on the CPU alone.
     fn run_steps(&mut self, round: &Round) -> Result<(), Error> {
-        let Self { prepared, memory, states, weights, isa, limits, scratch, team, .. } = self;
+        let Self { prepared, memory, states, weights, isa, limits, scratch, team, trace, .. } = self;
         let (isa, precision, ropes) = (*isa, limits.precision, &prepared.ropes);
-        let context = Context { round, memory, states, weights, ropes, isa, precision };
+        let context = Context { round, memory, states, weights, ropes, isa, precision, trace: Some(trace) };
         let steps = &prepared.steps;
         let failure: Mutex<Option<Error>> = Mutex::new(None);
         team.run(|worker| {
             let mut scratch = lock(&scratch[worker.index()]);
             for step in steps {
-                if let Err(error) = context.step(worker, &mut scratch, step) {
+                if let Err(error) = context.step(worker, &mut scratch, step, 0) {
                     lock(&failure).get_or_insert(error);
                 }
             }
@@ -148,11 +170,12 @@ impl Executor {
 
     /// A round on CPU and GPU: worker 0 drives the GPU between its own work.
     fn run_parts(&mut self, round: &Round) -> Result<(), Error> {
-        let Self { prepared, memory, states, weights, isa, limits, scratch, team, hybrid, .. } = self;
+        let Self { prepared, memory, states, weights, isa, limits, scratch, team, hybrid, trace, .. } = self;
         let Some(hybrid) = hybrid else { return Ok(()) };
         let (isa, precision, ropes) = (*isa, limits.precision, &prepared.ropes);
-        let context = Context { round, memory, states, weights, ropes, isa, precision };
-        let turn = hybrid.turn(round);
+        let steps_traced = trace.sees_steps().then_some(&*trace);
+        let context = Context { round, memory, states, weights, ropes, isa, precision, trace: steps_traced };
+        let turn = hybrid.turn(round, trace);
         team.set_active(hybrid.threads(turn.schedule));
         let failure = Failure::default();
         failure.note(lock(&hybrid.driver).begin(&turn, round));
@@ -167,7 +190,7 @@ impl Executor {
                 if failure.is_noted() {
                     return;
                 }
-                failure.note_later(context.part(worker, &mut scratch, &prepared.steps, part));
+                failure.note_later(context.part(worker, &mut scratch, &prepared.steps, (index, part)));
                 if drives {
                     failure.note(lock(&hybrid.driver).after_part(&turn, index));
                 }
@@ -193,7 +216,7 @@ impl Executor {
             return Ok(None);
         }
         let (isa, precision, ropes) = (*isa, limits.precision, &prepared.ropes);
-        let context = Context { round, memory, states, weights, ropes, isa, precision };
+        let context = Context { round, memory, states, weights, ropes, isa, precision, trace: None };
         team.run(|worker| {
             let mut scratch = lock(&scratch[worker.index()]);
             for (index, step) in prepared.steps.iter().enumerate() {
@@ -278,6 +301,18 @@ impl Executor {
             (None, None) => {}
         }
         Ok(())
+    }
+
+    /// Whether the GPU's work is timed in the trace.
+    pub fn time_gpu(&mut self, timing: Timing) {
+        if let Some(hybrid) = &self.hybrid {
+            lock(&hybrid.driver).time(timing);
+        }
+    }
+
+    /// The last round as a Chrome trace of the program.
+    pub fn trace(&self, program: &Program) -> String {
+        self.trace.chrome(program)
     }
 
     /// What a person should know of how the GPU takes part.
@@ -395,7 +430,7 @@ impl Context<'_> {
         worker: &Worker,
         scratch: &mut WorkerScratch,
         steps: &[Step],
-        part: &PartSteps,
+        (split, part): (usize, &PartSteps),
     ) -> Result<(), Error> {
         let mut outcome = Ok(());
         for step in &steps[part.first.clone()] {
@@ -406,7 +441,7 @@ impl Context<'_> {
         }
         let own = &steps[part.own.clone()];
         for step in own {
-            outcome = outcome.and(self.step(worker, scratch, step));
+            outcome = outcome.and(self.step(worker, scratch, step, split));
         }
         if own.last().is_some_and(|last| !last.barrier) {
             worker.barrier();
@@ -415,8 +450,12 @@ impl Context<'_> {
     }
 
     /// This worker's part of a step, and the barrier after it.
-    pub fn step(&self, worker: &Worker, scratch: &mut WorkerScratch, step: &Step) -> Result<(), Error> {
+    pub fn step(&self, worker: &Worker, scratch: &mut WorkerScratch, step: &Step, split: usize) -> Result<(), Error> {
+        let start = self.trace.map(Trace::now);
         let result = self.task(worker, scratch, &step.task);
+        if let (Some(trace), Some(start)) = (self.trace, start) {
+            trace.worker(worker.index(), split, Label::Op(step.op.0), start);
+        }
         let idle = matches!(&step.task, Task::AttentionJoin(join) if self.divided_segments(join).is_none());
         if step.barrier && !idle {
             worker.barrier();

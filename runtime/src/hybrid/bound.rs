@@ -55,6 +55,8 @@ pub struct Bound {
     pub fills: Vec<Vec<FillStep>>,
     /// Slot of each promotion.
     pub slots: Vec<usize>,
+    /// Item of each promotion.
+    pub items: Vec<u32>,
 }
 
 /// Operators made so far.
@@ -110,7 +112,8 @@ impl<'a> Binder<'a> {
         let fills = schedule.promotions.iter().zip(&streamed).map(|(_, weights)| self.fill(weights));
         let fills = fills.collect::<Result<Vec<_>, Error>>()?;
         let slots = schedule.promotions.iter().map(|promotion| promotion.slot.index()).collect();
-        Ok(Bound { script, operators, fills, slots })
+        let items = schedule.promotions.iter().map(|promotion| promotion.item.0).collect();
+        Ok(Bound { script, operators, fills, slots, items })
     }
 
     fn run(

@@ -12,6 +12,7 @@ use crate::Error;
 use crate::exec::prepare::{Limits, Prepared};
 use crate::exec::shared::Shared;
 use crate::exec::states::{Piece, States};
+use crate::exec::trace::Trace;
 use crate::exec::{Round, WeightStore};
 use device::DeviceError;
 use device::gpu::Gpu;
@@ -128,12 +129,12 @@ impl Hybrid {
     }
 
     /// What a round is for the driver.
-    pub fn turn(&self, round: &Round) -> Turn<'_> {
+    pub fn turn<'a>(&'a self, round: &Round, trace: &'a Trace) -> Turn<'a> {
         let schedule = self.table.choose(round);
         let (case, cpu_us) = self.table.expected(schedule, round);
         let (tokens, outputs) = (round.tokens.len() as u32, round.outputs.len() as u32);
         let args = RoundArgs { tokens, outputs, context_tokens: context_of(round) };
-        Turn { schedule, args, case, cpu_us }
+        Turn { schedule, args, case, cpu_us, trace }
     }
 
     /// Reads a state's bytes from the GPU. Errors: the GPU is lost.

@@ -8,13 +8,16 @@
 use super::bound::Bound;
 use super::crossings::Side;
 use super::inputs::Inputs;
+use super::marks::{Marks, Timing};
 use super::ops::RoundArgs;
 use super::script::{Command, CpuPart, Touch};
 use crate::Error;
 use crate::exec::Round;
+use crate::exec::trace::{Label, Trace};
 use device::clock::Nanos;
 use device::gpu::{Access, DevicePtr, Gpu, GpuOp, Launch};
 use device::timeline::{CpuTicket, GpuTicket, SlotIndex, Timeline};
+use device::trace::Track;
 use plan_format::costs::CaseCosts;
 use plan_format::program::{Program, Rows};
 use std::collections::VecDeque;
@@ -32,6 +35,8 @@ pub struct Turn<'a> {
     pub case: Option<&'a CaseCosts>,
     /// CPU times of the team that runs, by item.
     pub cpu_us: &'a [f32],
+    /// Where what happens is written down.
+    pub trace: &'a Trace,
 }
 
 /// Where a value lies in the host's arena.
@@ -54,6 +59,9 @@ pub struct Driver {
     hand_over: HandOver,
     /// Schedule whose first transfers of the next round are queued.
     ahead: Option<usize>,
+    /// Schedule of the round before.
+    last: Option<usize>,
+    marks: Marks,
     /// Commands queued in this round.
     queued: usize,
     waits: VecDeque<(usize, CpuTicket)>,
@@ -112,6 +120,8 @@ impl Driver {
             values,
             hand_over,
             ahead: None,
+            last: None,
+            marks: Marks::default(),
             queued: 0,
             waits: VecDeque::with_capacity(waits),
             signals: VecDeque::with_capacity(signals),
@@ -128,14 +138,25 @@ impl Driver {
     /// Begins a round: inputs, first transfers that nobody has queued. Errors: the GPU is lost.
     pub fn begin(&mut self, turn: &Turn, round: &Round) -> Result<(), Error> {
         (self.queued, self.parts_done, self.seen) = (0, 0, 0);
+        let start = turn.trace.now();
+        let outcome = self.enter(turn, round);
+        if self.last.replace(turn.schedule).is_some_and(|last| last != turn.schedule) {
+            let label = Label::Switch(turn.schedule as u32);
+            turn.trace.other(Track::Control, 0, label, (start, turn.trace.now()));
+        }
+        outcome
+    }
+
+    fn enter(&mut self, turn: &Turn, round: &Round) -> Result<(), Error> {
         if !self.bound[turn.schedule].script.uses_gpu() {
             return Ok(());
         }
         self.inputs.write(&*self.gpu, round)?;
+        self.marks.begin(&*self.gpu, self.timeline.compute_stream(), turn.trace.now())?;
         if self.ahead != Some(turn.schedule) {
             self.forget_ahead()?;
             for index in 0..self.bound[turn.schedule].script.ahead.len() {
-                self.fill(turn.schedule, self.bound[turn.schedule].script.ahead[index])?;
+                self.fill(turn, self.bound[turn.schedule].script.ahead[index])?;
             }
         }
         self.ahead = None;
@@ -156,9 +177,22 @@ impl Driver {
         Ok(())
     }
 
-    fn fill(&mut self, schedule: usize, promotion: usize) -> Result<(), Error> {
-        let bound = &self.bound[schedule];
-        Ok(self.timeline.fill_in_steps(SlotIndex(bound.slots[promotion]), &bound.fills[promotion])?)
+    fn fill(&mut self, turn: &Turn, promotion: usize) -> Result<(), Error> {
+        let bound = &self.bound[turn.schedule];
+        let (slot, steps) = (SlotIndex(bound.slots[promotion]), &bound.fills[promotion]);
+        let mark = self.marks.take(&*self.gpu)?;
+        self.timeline.fill_in_steps(slot, steps, mark.map(|mark| mark.begin))?;
+        if let Some(mark) = mark {
+            self.gpu.record(self.timeline.transfer_stream(), mark.end)?;
+            let label = Label::Fill(bound.items[promotion]);
+            self.marks.queued(mark, (Track::Transfer, self.parts_done, label));
+        }
+        Ok(())
+    }
+
+    /// Turns the timing of GPU work on or off.
+    pub fn time(&mut self, timing: Timing) {
+        self.marks.set(timing);
     }
 
     /// Before CPU part `part`: queues what belongs before and beside it, and waits for what it needs.
@@ -166,7 +200,7 @@ impl Driver {
     pub fn before_part(&mut self, turn: &Turn, part: usize) -> Result<(), Error> {
         self.queue(turn, self.bound[turn.schedule].script.horizons[part])?;
         if let Some(needed) = self.bound[turn.schedule].script.parts[part].needs {
-            self.wait_for(needed)?;
+            self.wait_for(turn, needed)?;
         }
         self.gpu.host_delay();
         self.declare(turn, part)
@@ -184,9 +218,9 @@ impl Driver {
 
     /// After CPU part `part`, all of whose writes are made. Errors: the GPU is lost.
     pub fn after_part(&mut self, turn: &Turn, part: usize) -> Result<(), Error> {
-        let items = self.bound[turn.schedule].script.parts[part].items.clone();
-        let worked: f32 = turn.cpu_us.get(items).map_or(0.0, |times| times.iter().sum());
-        self.gpu.host_worked(Nanos::from_micros_f64(f64::from(worked)));
+        if !turn.trace.sees_steps() {
+            self.simulate(turn, part);
+        }
         self.parts_done = part + 1;
         while self.waits.front().is_some_and(|(waits_for, _)| *waits_for <= part) {
             if let Some((_, ticket)) = self.waits.pop_front() {
@@ -196,17 +230,29 @@ impl Driver {
         Ok(())
     }
 
+    /// The simulated machine's CPU works through the part's items.
+    fn simulate(&self, turn: &Turn, part: usize) {
+        for item in self.bound[turn.schedule].script.parts[part].items.clone() {
+            let start = turn.trace.now();
+            let worked_us = turn.cpu_us.get(item).copied().unwrap_or(0.0);
+            self.gpu.host_worked(Nanos::from_micros_f64(f64::from(worked_us)));
+            turn.trace.worker(0, part, Label::Items(item as u32), start);
+        }
+    }
+
     /// Ends a round: the rest is queued, the compute stream comes to its end. Errors: the GPU is lost or silent.
     pub fn finish(&mut self, turn: &Turn) -> Result<(), Error> {
         let commands = self.bound[turn.schedule].script.commands.len();
         self.queue(turn, commands)?;
         if let Some((last, _)) = self.signals.back() {
-            self.wait_for(*last)?;
+            self.wait_for(turn, *last)?;
         }
         if commands > 0 {
             self.ahead = Some(turn.schedule);
         }
-        Ok(())
+        let gap_us = turn.case.map_or(0.0, |case| case.gap_us);
+        self.gpu.host_worked(Nanos::from_micros_f64(f64::from(gap_us)));
+        self.marks.collect(&*self.gpu, turn.trace)
     }
 
     /// Ends a round that failed. Errors: the GPU is lost.
@@ -218,7 +264,8 @@ impl Driver {
     }
 
     /// Waits for a signal of this round, which is queued, unless it or a later one has been seen.
-    fn wait_for(&mut self, number: usize) -> Result<(), Error> {
+    fn wait_for(&mut self, turn: &Turn, number: usize) -> Result<(), Error> {
+        let start = turn.trace.now();
         while self.seen <= number
             && let Some((signal, ticket)) = self.signals.pop_front()
         {
@@ -227,43 +274,59 @@ impl Driver {
             }
             self.seen = signal + 1;
         }
+        turn.trace.other(Track::Control, self.parts_done, Label::Wait, (start, turn.trace.now()));
         Ok(())
     }
 
     /// Queues commands up to number `until`.
     fn queue(&mut self, turn: &Turn, until: usize) -> Result<(), Error> {
         while self.queued < until {
-            let bound = &self.bound[turn.schedule];
-            match &bound.script.commands[self.queued] {
-                Command::WaitCpu(part) => {
-                    let (part, ticket) = (*part, self.timeline.gpu_waits_for_cpu()?);
+            match &self.bound[turn.schedule].script.commands[self.queued] {
+                &Command::WaitCpu(part) => {
+                    let ticket = self.timeline.gpu_waits_for_cpu()?;
                     if part < self.parts_done {
                         self.timeline.cpu_done(ticket)?;
                     } else {
                         self.waits.push_back((part, ticket));
                     }
                 }
-                Command::Signal(number) => {
+                &Command::Signal(number) => {
                     let ticket = self.timeline.gpu_signals_cpu()?;
-                    self.signals.push_back((*number, ticket));
+                    self.signals.push_back((number, ticket));
                 }
                 Command::Run(items, _) => {
-                    let expected = gpu_us(turn.case, items.clone());
-                    launch_all(&mut self.timeline, &bound.operators[self.queued], turn.args, expected)?;
+                    let (expected, label) = (gpu_us(turn.case, items.clone()), Label::Items(items.start as u32));
+                    self.launch(turn, expected, label)?;
                 }
                 Command::Move(side, crossings) => {
                     let producers = crossings.iter().map(|crossing| crossing.item);
                     let expected = self.hand_over.rest_us(turn.case, *side, producers);
-                    launch_all(&mut self.timeline, &bound.operators[self.queued], turn.args, expected)?;
+                    let label = if *side == Side::Gpu { Label::ToGpu } else { Label::ToHost };
+                    self.launch(turn, expected, label)?;
                 }
-                Command::Fill(promotion) => {
-                    let (slot, steps) = (bound.slots[*promotion], &bound.fills[*promotion]);
-                    self.timeline.fill_in_steps(SlotIndex(slot), steps)?;
-                }
+                &Command::Fill(promotion) => self.fill(turn, promotion)?,
                 Command::Read(slot) => self.timeline.read(SlotIndex(slot.index()))?,
                 Command::Release(slot) => self.timeline.release(SlotIndex(slot.index()))?,
             }
             self.queued += 1;
+        }
+        Ok(())
+    }
+
+    /// Launches the operators of the command that is being queued; together they should take so long.
+    fn launch(&mut self, turn: &Turn, expected_us: f32, label: Label) -> Result<(), Error> {
+        let operators = &self.bound[turn.schedule].operators[self.queued];
+        let expected = Nanos::from_micros_f64(f64::from(expected_us) / operators.len().max(1) as f64);
+        let (compute, mark) = (self.timeline.compute_stream(), self.marks.take(&*self.gpu)?);
+        if let Some(mark) = mark {
+            self.gpu.record(compute, mark.begin)?;
+        }
+        for op in operators.iter() {
+            self.timeline.launch(&Launch { op: Arc::clone(op), args: turn.args.into(), expected })?;
+        }
+        if let Some(mark) = mark {
+            self.gpu.record(compute, mark.end)?;
+            self.marks.queued(mark, (Track::Compute, self.parts_done, label));
         }
         Ok(())
     }
@@ -283,18 +346,4 @@ impl HandOver {
             Side::Host => times.map(|item| item.to_cpu_us - self.to_cpu_us).fold(0.0, f32::max),
         }
     }
-}
-
-/// Launches operators that together should take so long.
-fn launch_all(
-    timeline: &mut Timeline,
-    operators: &[Arc<dyn GpuOp>],
-    args: RoundArgs,
-    expected_us: f32,
-) -> Result<(), Error> {
-    let each = Nanos::from_micros_f64(f64::from(expected_us) / operators.len().max(1) as f64);
-    for op in operators {
-        timeline.launch(&Launch { op: Arc::clone(op), args: args.into(), expected: each })?;
-    }
-    Ok(())
 }

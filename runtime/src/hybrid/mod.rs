@@ -11,6 +11,7 @@ mod crossings;
 pub mod cuda;
 pub(crate) mod driver;
 pub(crate) mod inputs;
+pub(crate) mod marks;
 pub(crate) mod memory;
 pub mod ops;
 mod script;
@@ -19,3 +20,4 @@ pub(crate) mod states;
 
 pub use build::GpuSide;
 pub use driver::HandOver;
+pub use marks::Timing;

@@ -310,13 +310,13 @@ impl SimRun {
     fn compute(&self, round: &Round) -> Result<(), Error> {
         let World { memory, states, prepared, limits, isa, worker, .. } = &*self.world;
         let (isa, precision, weights) = (*isa, limits.precision, &self.weights);
-        let context = Context { round, memory, states, weights, ropes: &prepared.ropes, isa, precision };
+        let context = Context { round, memory, states, weights, ropes: &prepared.ropes, isa, precision, trace: None };
         let mut worker = worker.lock().unwrap_or_else(PoisonError::into_inner);
         let (team, scratch) = &mut *worker;
         let failure = Mutex::new(None);
         team.run(|worker| {
             let mut scratch = scratch.lock().unwrap_or_else(PoisonError::into_inner);
-            let outcome = self.steps.iter().try_for_each(|step| context.step(worker, &mut scratch, step));
+            let outcome = self.steps.iter().try_for_each(|step| context.step(worker, &mut scratch, step, 0));
             *failure.lock().unwrap_or_else(PoisonError::into_inner) = outcome.err();
         })?;
         failure.into_inner().unwrap_or_else(PoisonError::into_inner).map_or(Ok(()), Err)

@@ -5,7 +5,7 @@ mod input;
 mod printer;
 
 use super::Failure;
-use super::common::{ModelArgs, exactness};
+use super::common::{ModelArgs, TraceArgs, exactness};
 use super::interrupt::Interrupt;
 use super::sampling::Sampling;
 use crate::engine::Sequence;
@@ -51,6 +51,8 @@ pub struct GenerateArgs {
     #[arg(long)]
     exact: bool,
     #[command(flatten)]
+    trace: TraceArgs,
+    #[command(flatten)]
     sampling: Sampling,
 }
 
@@ -82,10 +84,12 @@ pub fn run(args: &GenerateArgs) -> Result<(), Failure> {
     let mut printer = Printer::new(args.form(), &engine, &interrupt);
     printer.begin(&prompt)?;
     let request = Request { prompt: &prompt, border: None, reuse: Reuse::Nothing, options: &options };
+    args.trace.begin(&mut engine);
     interrupt.begin();
     let outcome = generate(&mut engine, &mut Sequence::default(), &request, &mut sampler, &mut printer)?;
     interrupt.end();
     printer.end(&outcome)?;
+    args.trace.end(&engine)?;
     let is_interrupted = outcome.finish == Finish::Cancelled;
     if args.stats || is_interrupted {
         say(speed(&outcome));
