@@ -28,4 +28,4 @@ pub use dispatch::{matmul, matmul_alone};
 pub use exact::matmul_exact;
 pub use matrix::{Layout, Matrix, Output, Product};
 pub(crate) use matrix::{PLAIN_CHAINS, PLAIN_SEGMENT_COLS};
-pub(crate) use source::Source;
+pub(crate) use source::{ChunkBuffer, Source};

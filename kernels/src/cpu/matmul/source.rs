@@ -1,15 +1,19 @@
 //! Hands a product's weights to vector code chunk by chunk, packed, whatever the layout in memory.
 
+use std::mem::MaybeUninit;
+
 use super::{Layout, Matrix};
 use crate::quant::{CHUNK_COLS, PANEL_ROWS, WeightType, pack_chunk};
 
-/// Room for one packed chunk of any type (F32 needs most), aligned for the widest loads.
+/// Room for one packed chunk of any type (F32 needs most), aligned for the widest loads. It holds nothing at first:
+/// most matrices never use it.
 #[repr(C, align(64))]
-pub(crate) struct ChunkBuffer([u8; CHUNK_COLS * 4 * PANEL_ROWS]);
+pub(crate) struct ChunkBuffer(MaybeUninit<[u8; CHUNK_COLS * 4 * PANEL_ROWS]>);
 
 impl ChunkBuffer {
-    fn new() -> ChunkBuffer {
-        ChunkBuffer([0; CHUNK_COLS * 4 * PANEL_ROWS])
+    #[inline(always)]
+    pub(crate) fn new() -> ChunkBuffer {
+        ChunkBuffer(MaybeUninit::uninit())
     }
 }
 
@@ -54,7 +58,7 @@ impl<'a> Source<'a> {
 
     /// The packed bytes of a chunk of a panel; `buffer` is filled if they have to be packed first.
     #[inline(always)]
-    pub(crate) fn chunk<'b>(&'b self, panel: usize, chunk: usize, buffer: &'b mut Option<ChunkBuffer>) -> &'b [u8] {
+    pub(crate) fn chunk<'b>(&'b self, panel: usize, chunk: usize, buffer: &'b mut ChunkBuffer) -> &'b [u8] {
         let begin = chunk * self.chunk_row_bytes;
         let bytes = self.chunk_row_bytes.min(self.row_bytes - begin);
         if self.layout == Layout::Gguf {
@@ -64,12 +68,12 @@ impl<'a> Source<'a> {
     }
 
     #[inline(never)]
-    fn pack<'b>(&self, panel: usize, begin: usize, bytes: usize, buffer: &'b mut Option<ChunkBuffer>) -> &'b [u8] {
+    fn pack<'b>(&self, panel: usize, begin: usize, bytes: usize, buffer: &'b mut ChunkBuffer) -> &'b [u8] {
         let pieces = std::array::from_fn(|lane| {
             let row = panel * PANEL_ROWS + lane;
             (row < self.rows).then(|| &self.bytes[row * self.row_bytes + begin..][..bytes])
         });
-        let out = &mut buffer.get_or_insert_with(ChunkBuffer::new).0[..bytes * PANEL_ROWS];
+        let out = &mut buffer.0.write([0; CHUNK_COLS * 4 * PANEL_ROWS])[..bytes * PANEL_ROWS];
         pack_chunk(self.ty, &pieces, out);
         out
     }

@@ -11,12 +11,12 @@ use crate::cpu::matmul::Product;
 
 engine!(
     Words, WordVectors, "avx2,fma,f16c", parts: 2, unpacked: Narrow,
-    direct: [1], tile: [4 2 1], plain_direct: [2 1], plain_tile: [4 2 1]
+    direct: 2 [1], tile: [4 2 1], plain_direct: 2 [2 1], plain_tile: [4 2 1]
 );
 
 engine!(
     Vnni, VnniVectors, "avx2,fma,f16c,avxvnni", parts: 2, unpacked: Raised,
-    direct: [1], tile: [4 2 1], plain_direct: [2 1], plain_tile: [4 2 1]
+    direct: 2 [1], tile: [4 2 1], plain_direct: 2 [2 1], plain_tile: [4 2 1]
 );
 
 /// How 8-bit products are summed.
@@ -55,6 +55,22 @@ pub(crate) unsafe fn matmul(dots: DotProducts, product: &Product, panels: Range<
 unsafe fn mask(rows: usize) -> __m256i {
     // SAFETY: the caller has AVX2.
     unsafe { _mm256_cmpgt_epi32(_mm256_set1_epi32(rows as i32), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7)) }
+}
+
+/// What the dot products of `T` tokens start from.
+#[inline(always)]
+unsafe fn start_values<S: Simd<Int = __m256i>, C: Codes, const T: usize>(
+    span: Span,
+    acts: &[*const u8; T],
+) -> [__m256i; T] {
+    // SAFETY: the caller has AVX2; `acts` point to blocks of activations.
+    unsafe {
+        let mut starts = [_mm256_setzero_si256(); T];
+        for (start, act) in starts.iter_mut().zip(acts) {
+            *start = start_value::<S, C>(span, *act).unwrap_or(*start);
+        }
+        starts
+    }
 }
 
 /// Implements [`Simd`] for 256-bit vectors, but for the dot products.
@@ -286,20 +302,19 @@ vectors! {
     /// Dot products by way of 16-bit sums.
     WordVectors any_bytes: false {
         #[inline(always)]
-        unsafe fn dots<C: Codes, const T: usize>(
+        unsafe fn dots<C: Codes, const T: usize, const P: usize>(
             span: Span,
-            quants: &[__m256i; GROUPS],
+            quants: &[[__m256i; GROUPS]; P],
             acts: &[*const u8; T],
-        ) -> [__m256i; T] {
+        ) -> [[__m256i; T]; P] {
             // SAFETY: the trait's contract.
             unsafe {
-                let mut dots = [_mm256_setzero_si256(); T];
-                for (dot, act) in dots.iter_mut().zip(acts) {
-                *dot = start_value::<Self, C>(span, *act).unwrap_or(*dot);
-            }
-                for first in span.groups().step_by(C::WORD_GROUPS) {
-                    let groups = first..span.groups().end.min(first + C::WORD_GROUPS);
-                    add_words::<C, T>(&mut dots, groups, quants, acts);
+                let mut dots = [start_values::<Self, C, T>(span, acts); P];
+                for (dots, quants) in dots.iter_mut().zip(quants) {
+                    for first in span.groups().step_by(C::WORD_GROUPS) {
+                        let groups = first..span.groups().end.min(first + C::WORD_GROUPS);
+                        add_words::<C, T>(dots, groups, quants, acts);
+                    }
                 }
                 dots
             }
@@ -339,20 +354,19 @@ vectors! {
     /// Dot products by `vpdpbusd`.
     VnniVectors any_bytes: true {
         #[inline(always)]
-        unsafe fn dots<C: Codes, const T: usize>(
+        unsafe fn dots<C: Codes, const T: usize, const P: usize>(
             span: Span,
-            quants: &[__m256i; GROUPS],
+            quants: &[[__m256i; GROUPS]; P],
             acts: &[*const u8; T],
-        ) -> [__m256i; T] {
+        ) -> [[__m256i; T]; P] {
             // SAFETY: the trait's contract.
             unsafe {
-                let mut dots = [_mm256_setzero_si256(); T];
-                for (dot, act) in dots.iter_mut().zip(acts) {
-                *dot = start_value::<Self, C>(span, *act).unwrap_or(*dot);
-            }
-                for g in span.groups() {
-                    for (dot, act) in dots.iter_mut().zip(acts) {
-                        *dot = _mm256_dpbusd_avx_epi32(*dot, quants[g], Self::broadcast32(act.add(4 * g)));
+                let mut dots = [start_values::<Self, C, T>(span, acts); P];
+                for (dots, quants) in dots.iter_mut().zip(quants) {
+                    for g in span.groups() {
+                        for (dot, act) in dots.iter_mut().zip(acts) {
+                            *dot = _mm256_dpbusd_avx_epi32(*dot, quants[g], Self::broadcast32(act.add(4 * g)));
+                        }
                     }
                 }
                 dots

@@ -1,4 +1,5 @@
-//! The vector operations of products with AVX-512 VNNI: 16 rows a vector. The products are in `arch/x86_64/matmul`.
+//! The vector operations of products with AVX-512 VNNI: 16 rows a vector, two panels a tile. The
+//! products are in `arch/x86_64/matmul`.
 
 use std::arch::x86_64::*;
 use std::ops::Range;
@@ -9,8 +10,8 @@ use crate::arch::x86_64::matmul::simd::{Simd, Span, start_value};
 use crate::cpu::matmul::Product;
 
 engine!(
-    Avx512, Vectors, "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx512vbmi", parts: 1, unpacked: Raised,
-    direct: [8 4 3 2 1], tile: [8 4 2 1], plain_direct: [4 3 2 1], plain_tile: [8 4 2 1]
+    Avx512, Vectors, "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx512vbmi", parts: 2, unpacked: Raised,
+    direct: 1 [8 4 3 2 1], tile: [6 4 3 2 1], plain_direct: 1 [4 3 2 1], plain_tile: [6 4 3 2 1]
 );
 
 /// See [`crate::cpu::matmul::matmul`].
@@ -244,20 +245,28 @@ impl Simd for Vectors {
     }
 
     #[inline(always)]
-    unsafe fn dots<C: Codes, const T: usize>(
+    unsafe fn dots<C: Codes, const T: usize, const P: usize>(
         span: Span,
-        quants: &[__m512i; GROUPS],
+        quants: &[[__m512i; GROUPS]; P],
         acts: &[*const u8; T],
-    ) -> [__m512i; T] {
+    ) -> [[__m512i; T]; P] {
         // SAFETY: the trait's contract.
         unsafe {
-            let mut dots = [_mm512_setzero_si512(); T];
-            for (dot, act) in dots.iter_mut().zip(acts) {
-                *dot = start_value::<Self, C>(span, *act).unwrap_or(*dot);
+            let mut dots = [[_mm512_setzero_si512(); T]; P];
+            for (t, act) in acts.iter().enumerate() {
+                if let Some(start) = start_value::<Self, C>(span, *act) {
+                    for dots in &mut dots {
+                        dots[t] = start;
+                    }
+                }
             }
             for g in span.groups() {
-                for (dot, act) in dots.iter_mut().zip(acts) {
-                    *dot = _mm512_dpbusd_epi32(*dot, quants[g], Self::broadcast32(act.add(4 * g)));
+                for (t, act) in acts.iter().enumerate() {
+                    // One broadcast serves all vectors: loads would bound the loop otherwise.
+                    let act = Self::broadcast32(act.add(4 * g));
+                    for (dots, quants) in dots.iter_mut().zip(quants) {
+                        dots[t] = _mm512_dpbusd_epi32(dots[t], quants[g], act);
+                    }
                 }
             }
             dots

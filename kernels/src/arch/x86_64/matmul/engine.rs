@@ -1,9 +1,11 @@
 //! Instantiates the products for one instruction set: the `#[target_feature]` functions into which everything else is
 //! inlined, and the choice of a tile's size.
 
+use std::mem::MaybeUninit;
 use std::ops::Range;
 
 use super::packed::Packed;
+use super::part::Rows;
 use super::plain::{Number, Segment};
 use crate::cpu::matmul::{Product, Source};
 
@@ -15,121 +17,120 @@ use crate::cpu::matmul::{Product, Source};
 pub(crate) trait Engine {
     /// Buffer of unpacked weights.
     type Unpacked;
+    /// Panels of a tile.
+    const PANELS: usize;
     /// Most tokens for which weights are unpacked in registers.
     const DIRECT_TOKENS: usize;
     /// Most tokens for which plain numbers are converted in registers: two tiles, the second from the cache.
     const PLAIN_DIRECT_TOKENS: usize;
-    unsafe fn unpacked() -> Self::Unpacked;
-    unsafe fn direct<W: Packed>(product: &Product, panel: usize, token: usize) -> usize;
-    unsafe fn fill<W: Packed>(unpacked: &mut Self::Unpacked, source: &Source, panel: usize, chunks: Range<usize>);
+    /// An empty buffer in `memory`.
+    fn unpacked(memory: &mut MaybeUninit<Self::Unpacked>) -> &mut Self::Unpacked;
+    unsafe fn direct<W: Packed>(product: &Product, rows: Rows, token: usize) -> usize;
+    unsafe fn fill<W: Packed>(unpacked: &mut Self::Unpacked, source: &Source, rows: Rows, chunks: Range<usize>);
     unsafe fn tile<W: Packed>(
         product: &Product,
-        panel: usize,
+        rows: Rows,
         tokens: Range<usize>,
-        unpacked: &Self::Unpacked,
+        unpacked: &mut Self::Unpacked,
         chunks: Range<usize>,
     ) -> usize;
-    unsafe fn plain_direct<N: Number>(product: &Product, panel: usize, token: usize) -> usize;
-    unsafe fn plain_fill<N: Number>(segment: &mut Segment, source: &Source, panel: usize, chunk: usize);
+    unsafe fn plain_direct<N: Number>(product: &Product, rows: Rows, token: usize) -> usize;
+    unsafe fn plain_fill<N: Number>(segment: &mut Segment, source: &Source, rows: Rows, chunk: usize);
     unsafe fn plain_tile(
         product: &Product,
-        panel: usize,
+        rows: Rows,
         tokens: Range<usize>,
-        segment: &Segment,
+        segment: &mut Segment,
         chunk: usize,
     ) -> usize;
 }
 
-/// Makes `$engine` an [`Engine`] over the operations `$simd`, compiled with `$features`, `$parts` vectors a panel.
-/// `unpacked` is the form of codes in buffers. Lists of tile sizes fall and end with 1.
+/// Makes `$engine` an [`Engine`] over the operations `$simd`, compiled with `$features`, `$parts` vectors a tile
+/// (`$d_parts` and `$pd_parts`, one panel, where weights are unpacked in registers). `unpacked` is the form of codes in buffers. Lists of tile sizes fall and end with 1.
 macro_rules! engine {
     ($engine:ident, $simd:ty, $features:literal, parts: $parts:literal, unpacked: $form:ident,
-     direct: [$($d:literal)*], tile: [$($t:literal)*],
-     plain_direct: [$($pd:literal)*], plain_tile: [$($pt:literal)*]) => {
+     direct: $d_parts:literal [$($d:literal)*], tile: [$($t:literal)*],
+     plain_direct: $pd_parts:literal [$($pd:literal)*], plain_tile: [$($pt:literal)*]) => {
         struct $engine;
 
         const _: () = {
+            use std::mem::MaybeUninit;
             use std::ops::Range;
-            use $crate::arch::x86_64::matmul::engine::{Engine, first};
+            use $crate::arch::x86_64::matmul::engine::{Engine, first, tile_tokens};
             use $crate::arch::x86_64::matmul::packed::{Codes, Packed};
             use $crate::arch::x86_64::matmul::plain::{self, Number, Segment};
+            use $crate::arch::x86_64::matmul::part::{self, Rows};
             use $crate::arch::x86_64::matmul::tile::{self, Unpacked};
             use $crate::cpu::matmul::{Product, Source};
 
             #[target_feature(enable = $features)]
-            unsafe fn direct<W: Packed, const T: usize>(product: &Product, panel: usize, token: usize) -> usize {
+            unsafe fn direct<W: Packed, const T: usize>(product: &Product, rows: Rows, token: usize) -> usize {
                 // SAFETY: the trait's contract.
-                unsafe { tile::direct::<$simd, W, T, $parts>(product, panel, token) }
-            }
-
-            #[target_feature(enable = $features)]
-            unsafe fn unpacked() -> Unpacked<$simd, $parts> {
-                // SAFETY: the trait's contract.
-                unsafe { Unpacked::new() }
+                unsafe { tile::direct::<$simd, W, T, $d_parts>(product, rows, token) }
             }
 
             #[target_feature(enable = $features)]
             unsafe fn fill<W: Packed>(
                 unpacked: &mut Unpacked<$simd, $parts>,
                 source: &Source,
-                panel: usize,
+                rows: Rows,
                 chunks: Range<usize>,
             ) {
                 // SAFETY: the trait's contract.
-                unsafe { unpacked.fill::<W>(source, panel, chunks) }
+                unsafe { unpacked.fill::<W>(source, rows, chunks) }
             }
 
             #[target_feature(enable = $features)]
             unsafe fn tile<C: Codes, const T: usize>(
                 product: &Product,
-                panel: usize,
+                rows: Rows,
                 token: usize,
-                unpacked: &Unpacked<$simd, $parts>,
+                unpacked: &mut Unpacked<$simd, $parts>,
                 chunks: Range<usize>,
             ) -> usize {
                 // SAFETY: the trait's contract.
-                unsafe { tile::tile::<$simd, C, T, $parts>(product, panel, token, unpacked, chunks) }
+                unsafe { tile::tile::<$simd, C, T, $parts>(product, rows, token, unpacked, chunks) }
             }
 
             #[target_feature(enable = $features)]
-            unsafe fn plain_direct<N: Number, const T: usize>(product: &Product, panel: usize, token: usize) -> usize {
+            unsafe fn plain_direct<N: Number, const T: usize>(product: &Product, rows: Rows, token: usize) -> usize {
                 // SAFETY: the trait's contract.
-                unsafe { plain::direct::<$simd, N, T, $parts>(product, panel, token) }
+                unsafe { plain::direct::<$simd, N, T, $pd_parts>(product, rows, token) }
             }
 
             #[target_feature(enable = $features)]
-            unsafe fn plain_fill<N: Number>(segment: &mut Segment, source: &Source, panel: usize, chunk: usize) {
+            unsafe fn plain_fill<N: Number>(segment: &mut Segment, source: &Source, rows: Rows, chunk: usize) {
                 // SAFETY: the trait's contract.
-                unsafe { segment.fill::<$simd, N>(source, panel, chunk) }
+                unsafe { segment.fill::<$simd, N, $parts>(source, rows, chunk) }
             }
 
             #[target_feature(enable = $features)]
             unsafe fn plain_tile<const T: usize>(
                 product: &Product,
-                panel: usize,
+                rows: Rows,
                 token: usize,
-                segment: &Segment,
+                segment: &mut Segment,
                 chunk: usize,
             ) -> usize {
                 // SAFETY: the trait's contract.
-                unsafe { plain::tile::<$simd, T, $parts>(product, panel, token, segment, chunk) }
+                unsafe { plain::tile::<$simd, T, $parts>(product, rows, token, segment, chunk) }
             }
 
             impl Engine for $engine {
                 type Unpacked = Unpacked<$simd, $parts>;
+                const PANELS: usize = part::panels_of::<$simd>($parts);
                 const DIRECT_TOKENS: usize = first(&[$($d),*]);
                 const PLAIN_DIRECT_TOKENS: usize = 2 * first(&[$($pd),*]);
 
-                unsafe fn unpacked() -> Self::Unpacked {
-                    // SAFETY: the trait's contract.
-                    unsafe { unpacked() }
+                fn unpacked(memory: &mut MaybeUninit<Self::Unpacked>) -> &mut Self::Unpacked {
+                    Unpacked::empty(memory)
                 }
 
-                unsafe fn direct<W: Packed>(product: &Product, panel: usize, token: usize) -> usize {
+                unsafe fn direct<W: Packed>(product: &Product, rows: Rows, token: usize) -> usize {
                     // SAFETY: the trait's contract; a tile has no more tokens than remain.
                     unsafe {
                         match product.n_tokens - token {
-                            $(n if n >= $d => direct::<W, $d>(product, panel, token),)*
+                            $(n if n >= $d => direct::<W, $d>(product, rows, token),)*
                             _ => 0,
                         }
                     }
@@ -138,55 +139,55 @@ macro_rules! engine {
                 unsafe fn fill<W: Packed>(
                     unpacked: &mut Self::Unpacked,
                     source: &Source,
-                    panel: usize,
+                    rows: Rows,
                     chunks: Range<usize>,
                 ) {
                     // SAFETY: the trait's contract.
-                    unsafe { fill::<W>(unpacked, source, panel, chunks) }
+                    unsafe { fill::<W>(unpacked, source, rows, chunks) }
                 }
 
                 unsafe fn tile<W: Packed>(
                     product: &Product,
-                    panel: usize,
+                    rows: Rows,
                     tokens: Range<usize>,
-                    unpacked: &Self::Unpacked,
+                    unpacked: &mut Self::Unpacked,
                     chunks: Range<usize>,
                 ) -> usize {
                     // SAFETY: the trait's contract; a tile has no more tokens than remain.
                     unsafe {
-                        match tokens.len() {
-                            $(n if n >= $t => tile::<W::$form, $t>(product, panel, tokens.start, unpacked, chunks),)*
+                        match tile_tokens(tokens.len(), first(&[$($t),*])) {
+                            $(n if n >= $t => tile::<W::$form, $t>(product, rows, tokens.start, unpacked, chunks),)*
                             _ => 0,
                         }
                     }
                 }
 
-                unsafe fn plain_direct<N: Number>(product: &Product, panel: usize, token: usize) -> usize {
+                unsafe fn plain_direct<N: Number>(product: &Product, rows: Rows, token: usize) -> usize {
                     // SAFETY: the trait's contract; a tile has no more tokens than remain.
                     unsafe {
                         match product.n_tokens - token {
-                            $(n if n >= $pd => plain_direct::<N, $pd>(product, panel, token),)*
+                            $(n if n >= $pd => plain_direct::<N, $pd>(product, rows, token),)*
                             _ => 0,
                         }
                     }
                 }
 
-                unsafe fn plain_fill<N: Number>(segment: &mut Segment, source: &Source, panel: usize, chunk: usize) {
+                unsafe fn plain_fill<N: Number>(segment: &mut Segment, source: &Source, rows: Rows, chunk: usize) {
                     // SAFETY: the trait's contract.
-                    unsafe { plain_fill::<N>(segment, source, panel, chunk) }
+                    unsafe { plain_fill::<N>(segment, source, rows, chunk) }
                 }
 
                 unsafe fn plain_tile(
                     product: &Product,
-                    panel: usize,
+                    rows: Rows,
                     tokens: Range<usize>,
-                    segment: &Segment,
+                    segment: &mut Segment,
                     chunk: usize,
                 ) -> usize {
                     // SAFETY: the trait's contract; a tile has no more tokens than remain.
                     unsafe {
-                        match tokens.len() {
-                            $(n if n >= $pt => plain_tile::<$pt>(product, panel, tokens.start, segment, chunk),)*
+                        match tile_tokens(tokens.len(), first(&[$($pt),*])) {
+                            $(n if n >= $pt => plain_tile::<$pt>(product, rows, tokens.start, segment, chunk),)*
                             _ => 0,
                         }
                     }
@@ -201,6 +202,15 @@ pub(crate) use engine;
 pub(crate) const fn first(tiles: &[usize]) -> usize {
     assert!(tiles[tiles.len() - 1] == 1, "a tile of one token is always needed");
     tiles[0]
+}
+
+/// Tokens of the next tile: as many as the `largest` has, but so that no small tile is left at the end of a few.
+pub(crate) const fn tile_tokens(left: usize, largest: usize) -> usize {
+    match (left, largest) {
+        (7 | 8, 6) => 4,
+        (5, 6) => 3,
+        _ => left,
+    }
 }
 
 /// Computes the rows of `panels` of a product, whatever its type.

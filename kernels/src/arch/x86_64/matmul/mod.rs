@@ -4,8 +4,9 @@
 //!
 //! Few tokens: weights are unpacked in registers and used at once (`direct`). Many: a piece of a panel is unpacked to
 //! a buffer that stays in the first cache, then used for all tokens (`blocked`).
-//! Read `simd.rs` (the operations), `packed.rs` and `formats.rs` (unpacking), `tile.rs` (block types), `plain.rs`
-//! (F32, F16, BF16), `engine.rs` (instantiation). `avx2/matmul.rs` and `avx512/matmul.rs` supply the operations.
+//! Read `simd.rs` (the operations), `packed.rs` and `formats.rs` (unpacking), `part.rs` (what a pass computes),
+//! `tile.rs` (block types), `plain.rs` (F32, F16, BF16), `engine.rs` (instantiation). `avx2/matmul.rs` and
+//! `avx512/matmul.rs` supply the operations.
 //!
 //! Everything here is `#[inline(always)]` without features of its own, since a function cannot have both; the
 //! `#[target_feature]` functions that it is inlined into are made by `engine.rs`.
@@ -13,6 +14,7 @@
 pub(crate) mod engine;
 pub(crate) mod formats;
 pub(crate) mod packed;
+pub(crate) mod part;
 pub(crate) mod plain;
 pub(crate) mod simd;
 pub(crate) mod tile;

@@ -1,22 +1,51 @@
 //! What products need of a block type: its codes as bytes, and its scales as F32, chunk by chunk.
 //! Next: `formats.rs`, which unpacks each type.
 
+use std::mem::MaybeUninit;
+
 use super::simd::Simd;
 use crate::quant::{PANEL_ROWS, SUB_COLS, WeightType};
 
 /// Vectors of 4 columns in a sub-block of 32.
 pub(crate) const GROUPS: usize = 8;
 
+/// Scales of 16 rows, of which only those are written and read that a type has.
+type PanelScales = MaybeUninit<[[f32; PANEL_ROWS]; 16]>;
+
 /// Scales and mins of a chunk of 8 sub-blocks, 16 rows each: entry `s` for sub-block s, or `2s + half` for types
 /// whose halves have their own.
 #[repr(C, align(64))]
 pub(crate) struct Scales {
-    pub scale: [[f32; PANEL_ROWS]; 16],
-    pub min: [[f32; PANEL_ROWS]; 16],
+    scale: PanelScales,
+    min: PanelScales,
 }
 
 impl Scales {
-    pub(crate) const ZERO: Scales = Scales { scale: [[0.0; PANEL_ROWS]; 16], min: [[0.0; PANEL_ROWS]; 16] };
+    /// Nothing written yet.
+    #[inline(always)]
+    pub(crate) fn new() -> Scales {
+        Scales { scale: MaybeUninit::uninit(), min: MaybeUninit::uninit() }
+    }
+
+    /// The scales of a vector of rows.
+    ///
+    /// # Safety
+    /// The machine has `S`, and they were written.
+    #[inline(always)]
+    pub(crate) unsafe fn scale<S: Simd>(&self, i: usize, lane: usize) -> S::Float {
+        // SAFETY: the caller has the instruction set; the lanes are initialised; `i < 16`, `lane + S::LANES <= 16`.
+        unsafe { S::load_f32(self.scale.as_ptr().cast::<f32>().add(PANEL_ROWS * i + lane)) }
+    }
+
+    /// The mins of a vector of rows.
+    ///
+    /// # Safety
+    /// As [`Scales::scale`].
+    #[inline(always)]
+    pub(crate) unsafe fn min<S: Simd>(&self, i: usize, lane: usize) -> S::Float {
+        // SAFETY: as in `scale`.
+        unsafe { S::load_f32(self.min.as_ptr().cast::<f32>().add(PANEL_ROWS * i + lane)) }
+    }
 
     /// Writes the scales of a vector of rows.
     ///
@@ -24,8 +53,8 @@ impl Scales {
     /// The machine has `S`.
     #[inline(always)]
     pub(crate) unsafe fn set_scale<S: Simd>(&mut self, i: usize, lane: usize, value: S::Float) {
-        // SAFETY: the caller has the instruction set, and `lane + S::LANES <= 16`.
-        unsafe { S::store_f32(self.scale[i][lane..].as_mut_ptr(), value) }
+        // SAFETY: the caller has the instruction set; `i < 16`, `lane + S::LANES <= 16`.
+        unsafe { S::store_f32(self.scale.as_mut_ptr().cast::<f32>().add(PANEL_ROWS * i + lane), value) }
     }
 
     /// Writes the mins of a vector of rows.
@@ -35,7 +64,7 @@ impl Scales {
     #[inline(always)]
     pub(crate) unsafe fn set_min<S: Simd>(&mut self, i: usize, lane: usize, value: S::Float) {
         // SAFETY: as in `set_scale`.
-        unsafe { S::store_f32(self.min[i][lane..].as_mut_ptr(), value) }
+        unsafe { S::store_f32(self.min.as_mut_ptr().cast::<f32>().add(PANEL_ROWS * i + lane), value) }
     }
 }
 

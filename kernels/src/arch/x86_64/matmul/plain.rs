@@ -1,12 +1,14 @@
 //! F32, F16 and BF16 weights with F32 activations: four interleaved chains a segment, see `cpu/matmul/matrix.rs`.
 //! Next: `engine.rs`.
 
+use std::mem::MaybeUninit;
 use std::ops::Range;
 
 use super::engine::Engine;
+use super::part::{Acts, BLOCK_TOKENS, PANELS_MAX, Rows, Sums, Tile, panels_of, place};
 use super::simd::Simd;
-use super::tile::{Acts, BLOCK_TOKENS, Sums, Tile, prefetch};
-use crate::cpu::matmul::{PLAIN_CHAINS, PLAIN_SEGMENT_COLS, Product, Source};
+use super::tile::{chunk_pointers, prefetch};
+use crate::cpu::matmul::{ChunkBuffer, PLAIN_CHAINS, PLAIN_SEGMENT_COLS, Product, Source};
 use crate::quant::{CHUNK_COLS, PANEL_ROWS};
 
 const _: () = assert!(PLAIN_SEGMENT_COLS == CHUNK_COLS && PLAIN_CHAINS == 4);
@@ -49,10 +51,10 @@ pub(crate) unsafe fn run<E: Engine, N: Number>(product: &Product, panels: Range<
         if product.n_tokens > E::PLAIN_DIRECT_TOKENS {
             return blocked::<E, N>(product, panels);
         }
-        for panel in panels {
+        for rows in Rows::of(product, panels, 1) {
             let mut token = 0;
             while token < product.n_tokens {
-                token += E::plain_direct::<N>(product, panel, token);
+                token += E::plain_direct::<N>(product, rows, token);
             }
         }
     }
@@ -65,18 +67,18 @@ pub(crate) unsafe fn run<E: Engine, N: Number>(product: &Product, panels: Range<
 #[inline(always)]
 pub(crate) unsafe fn direct<S: Simd, N: Number, const T: usize, const P: usize>(
     product: &Product,
-    panel: usize,
+    rows: Rows,
     token: usize,
 ) -> usize {
     let source = Source::new(&product.weights);
-    let mut buffer = None;
+    let mut buffer = ChunkBuffer::new();
     // SAFETY: the caller's contract; columns are those of the matrix.
     unsafe {
-        let tile = Tile::new(product, panel, token);
+        let tile = Tile::new(product, rows, token);
         let mut acc = [[S::zero(); T]; P];
         for chunk in 0..source.chunks() {
             let cols = source.chunk_cols(chunk);
-            let weights = source.chunk(panel, chunk, &mut buffer).as_ptr();
+            let weights = source.chunk(rows.panel(0), chunk, &mut buffer).as_ptr();
             let sums = segment::<S, N, T, P>(weights, cols, Acts::new(&tile, 4 * chunk * CHUNK_COLS));
             for (acc, sums) in acc.iter_mut().zip(&sums) {
                 for (acc, sum) in acc.iter_mut().zip(sums) {
@@ -84,7 +86,7 @@ pub(crate) unsafe fn direct<S: Simd, N: Number, const T: usize, const P: usize>(
                 }
             }
         }
-        tile.store::<S, T, P>(&acc, Sums::Finished);
+        tile.store::<S, T, P>(&acc);
     }
     T
 }
@@ -140,54 +142,72 @@ unsafe fn add_column<S: Simd, N: Number, const T: usize, const P: usize>(
     }
 }
 
-/// A segment of one panel as F32.
+/// A column of a segment for the panels of a tile.
+type Column = [[f32; PANEL_ROWS]; PANELS_MAX];
+
+/// A segment of the panels of a tile as F32.
 #[repr(C, align(64))]
 pub(crate) struct Segment {
-    columns: [[f32; PANEL_ROWS]; PLAIN_SEGMENT_COLS],
+    columns: MaybeUninit<[Column; PLAIN_SEGMENT_COLS]>,
+    sums: Sums,
+    /// How many columns are there.
     cols: usize,
 }
 
 impl Segment {
-    const fn new() -> Segment {
-        Segment { columns: [[0.0; PANEL_ROWS]; PLAIN_SEGMENT_COLS], cols: 0 }
+    /// Nothing yet, in the caller's memory.
+    fn empty(memory: &mut MaybeUninit<Segment>) -> &mut Segment {
+        // SAFETY: the field lies in `memory`; the others need no value.
+        unsafe {
+            (&raw mut (*memory.as_mut_ptr()).cols).write(0);
+            memory.assume_init_mut()
+        }
     }
 
     /// # Safety
     /// As [`run`]; the chunk exists.
     #[inline(always)]
-    pub(crate) unsafe fn fill<S: Simd, N: Number>(&mut self, source: &Source, panel: usize, chunk: usize) {
-        let mut buffer = None;
+    pub(crate) unsafe fn fill<S: Simd, N: Number, const P: usize>(
+        &mut self,
+        source: &Source,
+        rows: Rows,
+        chunk: usize,
+    ) {
+        let mut buffers = MaybeUninit::uninit();
         self.cols = source.chunk_cols(chunk);
-        let weights = source.chunk(panel, chunk, &mut buffer).as_ptr();
-        for (col, out) in self.columns[..self.cols].iter_mut().enumerate() {
-            for lane in (0..PANEL_ROWS).step_by(S::LANES) {
-                // SAFETY: the chunk has `cols` columns of 16 rows.
+        let panels = chunk_pointers(source, rows, panels_of::<S>(P), chunk, &mut buffers);
+        for col in 0..self.cols {
+            for part in 0..P {
+                let (panel, lane) = place::<S>(part);
+                // SAFETY: the chunk has `cols` columns of 16 rows, at most as many as a segment.
                 unsafe {
-                    let value = N::load::<S>(weights.add((col * PANEL_ROWS + lane) * N::BYTES));
-                    S::store_f32(out.as_mut_ptr().add(lane), value);
+                    let value = N::load::<S>(panels[panel].add((col * PANEL_ROWS + lane) * N::BYTES));
+                    let column = self.columns.as_mut_ptr().cast::<Column>().add(col);
+                    S::store_f32(column.cast::<f32>().add(panel * PANEL_ROWS + lane), value);
                 }
             }
         }
     }
 }
 
-/// Many tokens: blocks of tokens, segments, panels, tiles, from the outside in.
+/// Many tokens: blocks of tokens, tiles of panels, segments, tiles of tokens, from the outside in.
 ///
 /// # Safety
 /// As [`run`].
 unsafe fn blocked<E: Engine, N: Number>(product: &Product, panels: Range<usize>) {
     let source = Source::new(&product.weights);
-    let mut segment = Segment::new();
+    let mut memory = MaybeUninit::uninit();
+    let segment = Segment::empty(&mut memory);
     for first in (0..product.n_tokens).step_by(BLOCK_TOKENS) {
         let tokens = first..product.n_tokens.min(first + BLOCK_TOKENS);
-        for chunk in 0..source.chunks() {
-            for panel in panels.clone() {
+        for rows in Rows::of(product, panels.clone(), E::PANELS) {
+            for chunk in 0..source.chunks() {
                 // SAFETY: the caller's contract; tiles cover `tokens`.
                 unsafe {
-                    E::plain_fill::<N>(&mut segment, &source, panel, chunk);
+                    E::plain_fill::<N>(segment, &source, rows, chunk);
                     let mut token = tokens.start;
                     while token < tokens.end {
-                        token += E::plain_tile(product, panel, token..tokens.end, &segment, chunk);
+                        token += E::plain_tile(product, rows, token..tokens.end, segment, chunk);
                     }
                 }
             }
@@ -195,31 +215,35 @@ unsafe fn blocked<E: Engine, N: Number>(product: &Product, panels: Range<usize>)
     }
 }
 
-/// `T` tokens with a converted segment; the sums so far wait in the output. Returns `T`.
+/// `T` tokens with a converted segment. Returns `T`.
 ///
 /// # Safety
-/// As [`run`]; `T` tokens exist from `token` on; `segment` holds `chunk` of `panel`.
+/// As [`run`]; `T` tokens exist from `token` on; `segment` holds `chunk` of the rows' panels.
 #[inline(always)]
 pub(crate) unsafe fn tile<S: Simd, const T: usize, const P: usize>(
     product: &Product,
-    panel: usize,
+    rows: Rows,
     token: usize,
-    segment: &Segment,
+    segment: &mut Segment,
     chunk: usize,
 ) -> usize {
     // SAFETY: the caller's contract.
     unsafe {
-        let tile = Tile::new(product, panel, token);
+        let tile = Tile::new(product, rows, token);
         let acts = |first: usize| Acts::new(&tile, 4 * (chunk * CHUNK_COLS + first));
         let low = chain_pair::<S, T, P>(segment, 0, acts(0));
         let high = chain_pair::<S, T, P>(segment, 2, acts(2));
-        let mut acc = if chunk == 0 { [[S::zero(); T]; P] } else { tile.load::<S, T, P>() };
+        let mut acc = if chunk == 0 { [[S::zero(); T]; P] } else { segment.sums.load::<S, T, P>(token) };
         for (part, acc) in acc.iter_mut().enumerate() {
             for (t, acc) in acc.iter_mut().enumerate() {
                 *acc = S::add(*acc, S::add(low[part][t], high[part][t]));
             }
         }
-        tile.store::<S, T, P>(&acc, Sums::after(chunk + 1, &Source::new(&product.weights)));
+        if chunk + 1 == Source::new(&product.weights).chunks() {
+            tile.store::<S, T, P>(&acc);
+        } else {
+            segment.sums.save::<S, T, P>(token, &acc);
+        }
     }
     T
 }
@@ -235,15 +259,16 @@ unsafe fn chain_pair<S: Simd, const T: usize, const P: usize>(
     // SAFETY: the columns exist in the activations of `T` tokens.
     unsafe {
         let mut pair = [[[S::zero(); T]; P]; 2];
-        let (rounds, rest) = segment.columns[..segment.cols].as_chunks::<PLAIN_CHAINS>();
+        let columns = std::slice::from_raw_parts(segment.columns.as_ptr().cast::<Column>(), segment.cols);
+        let (rounds, rest) = columns.as_chunks::<PLAIN_CHAINS>();
         for round in rounds {
             for (i, sums) in pair.iter_mut().enumerate() {
-                add_column::<S, F32, T, P>(sums, round[first + i].as_ptr().cast(), &acts, i);
+                add_to_pair::<S, T, P>(sums, &round[first + i], &acts, i);
             }
             acts.advance(4 * PLAIN_CHAINS);
         }
         for (i, column) in rest.iter().skip(first).take(2).enumerate() {
-            add_column::<S, F32, T, P>(&mut pair[i], column.as_ptr().cast(), &acts, i);
+            add_to_pair::<S, T, P>(&mut pair[i], column, &acts, i);
         }
         let mut sums = [[S::zero(); T]; P];
         for (part, sums) in sums.iter_mut().enumerate() {
@@ -252,5 +277,29 @@ unsafe fn chain_pair<S: Simd, const T: usize, const P: usize>(
             }
         }
         sums
+    }
+}
+
+/// Adds a converted column to a chain of each token, whose activation is loaded once for all vectors.
+#[inline(always)]
+unsafe fn add_to_pair<S: Simd, const T: usize, const P: usize>(
+    chain: &mut [[S::Float; T]; P],
+    column: &Column,
+    acts: &Acts<T>,
+    i: usize,
+) {
+    // SAFETY: the column exists in the activations of `T` tokens; a vector lies within its panel.
+    unsafe {
+        let mut weights = [S::zero(); P];
+        for (part, weight) in weights.iter_mut().enumerate() {
+            let (panel, lane) = place::<S>(part);
+            *weight = S::load_f32(column[panel].as_ptr().add(lane));
+        }
+        for (t, act) in acts.0.into_iter().enumerate() {
+            let act = S::broadcast_f32(act.add(4 * i));
+            for (chain, weight) in chain.iter_mut().zip(weights) {
+                chain[t] = S::fma(weight, act, chain[t]);
+            }
+        }
     }
 }

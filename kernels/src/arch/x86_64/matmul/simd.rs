@@ -97,12 +97,13 @@ pub(crate) trait Simd: Copy {
     unsafe fn fma(a: Self::Float, b: Self::Float, c: Self::Float) -> Self::Float;
     unsafe fn prefetch(at: *const u8);
 
-    /// Exact dot products of a span of a sub-block's values with `T` tokens' activations (see `cpu/matmul/act.rs`).
-    unsafe fn dots<C: Codes, const T: usize>(
+    /// Exact dot products of a span of a sub-block's values, `P` vectors of rows, with `T` tokens' activations (see
+    /// `cpu/matmul/act.rs`).
+    unsafe fn dots<C: Codes, const T: usize, const P: usize>(
         span: Span,
-        quants: &[Self::Int; GROUPS],
+        quants: &[[Self::Int; GROUPS]; P],
         acts: &[*const u8; T],
-    ) -> [Self::Int; T];
+    ) -> [[Self::Int; T]; P];
 }
 
 /// What a dot product with codes of form `C` starts from: minus their offset times the sum of the span's activations.
