@@ -38,6 +38,12 @@ enum Task {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         arguments: Vec<String>,
     },
+    /// Compare plans with the golden figures; with --accept make today's plans the golden ones
+    Plans {
+        /// Why plans changed
+        #[arg(long, value_name = "REASON")]
+        accept: Option<String>,
+    },
     /// Fetch models and vocabularies that tests use into the cache, and print its folder
     Fetch,
 }
@@ -57,6 +63,7 @@ fn run(task: Task) -> Result<()> {
         Task::Demo => demo::run(),
         Task::Test { only } => test::run(only.as_deref()),
         Task::Tidy => tidy::run(),
+        Task::Plans { accept } => test::plans(accept.as_deref()),
         Task::Ptx { arguments } => ptx::run(&arguments),
         Task::Fetch => fetch::everything().map(|folder| println!("{}", folder.display())),
     }

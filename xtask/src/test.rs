@@ -17,6 +17,7 @@ const STEPS: &[Step] = &[
     ("fetch", || fetch::everything().map(|_| ())),
     ("ptx", || ptx::run(&["--check".to_owned()])),
     ("tests", tests),
+    ("plans", || plans(None)),
     ("loom", loom),
     ("references", references),
 ];
@@ -44,6 +45,37 @@ fn tests() -> Result<()> {
     process::run(
         cargo().args(["test", "--workspace", "--quiet"]).env("INSTA_UPDATE", "no").env("ATS_REQUIRE_MODELS", "1"),
     )
+}
+
+/// Models of the golden figures: the paper's, and two more families.
+const PLANNED_MODELS: [&str; 10] = [
+    "glm-z1-9b",
+    "qwen3-14b",
+    "qwen3-30b-a3b",
+    "gpt-oss-20b",
+    "llama-3.1-70b",
+    "qwen3-next-80b-a3b",
+    "qwen3.5-122b-a10b",
+    "gpt-oss-120b",
+    "llama-4-scout",
+    "deepseek-v2-lite",
+];
+
+/// Plans every model's headers for every known machine, in the profile that the tests were built in, and compares with
+/// the golden figures; with a reason, makes today's the golden ones.
+pub fn plans(accept: Option<&str>) -> Result<()> {
+    process::run(cargo().args(["build", "--quiet", "--package", "planner", "--package", "fixtures"]))?;
+    let binaries = process::target().join("debug");
+    let models = process::target().join("planned-models");
+    std::fs::create_dir_all(&models)?;
+    for name in PLANNED_MODELS {
+        let file = models.join(format!("{name}.gguf"));
+        process::run(Command::new(binaries.join("fixtures")).args(["write", name, "--sparse", "--out"]).arg(file))?;
+    }
+    let mut command = Command::new(binaries.join("ats-plan"));
+    command.arg("check").arg("--models").arg(models);
+    command.arg("--golden").arg(process::root().join("fixtures/golden-plans/plans.csv"));
+    process::run(command.args(accept.iter().flat_map(|reason| ["--accept", reason])))
 }
 
 /// The thread team's protocol under every interleaving of its threads, up to loom's bounds.

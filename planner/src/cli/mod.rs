@@ -3,14 +3,20 @@
 //!
 //! Exit codes: 0 done, 1 failed, 2 used wrongly. Next: `compile.rs`, `inspect.rs`.
 
+mod check;
 mod compile;
+mod diff;
 mod explain;
+mod export;
 mod inspect;
 mod machine;
 mod options;
 mod output;
 mod profile;
+mod report;
+mod simulate;
 mod size;
+mod subject;
 
 pub use size::{Amount, parse_amount};
 
@@ -38,6 +44,16 @@ pub enum Command {
     Explain(explain::ExplainArgs),
     /// Measure this machine.
     Profile(profile::ProfileArgs),
+    /// Say what a plan does under another budget, link, load or context.
+    Simulate(simulate::SimulateArgs),
+    /// Write a plan as one page, and compare it with whole layers.
+    Report(report::ReportArgs),
+    /// Say what differs between two plans.
+    Diff(diff::DiffArgs),
+    /// Print the flags of another engine that come closest to a plan.
+    Export(export::ExportArgs),
+    /// Compare the plans of many models and machines with golden figures.
+    Check(check::CheckArgs),
     /// Print completions for a shell.
     Completions(CompletionsArgs),
     /// Write the man pages.
@@ -51,6 +67,14 @@ pub fn main() -> ExitCode {
         Command::Inspect(args) => inspect::run(&args),
         Command::Explain(args) => explain::run(&args),
         Command::Profile(args) => profile::run(&args),
+        Command::Simulate(args) => simulate::run(&args),
+        Command::Report(args) => report::run(&args),
+        Command::Diff(args) => match diff::run(&args) {
+            Ok(code) => return code,
+            Err(failure) => Err(failure),
+        },
+        Command::Export(args) => export::run(&args),
+        Command::Check(args) => check::run(&args),
         Command::Completions(args) => manual::completions(&args, Args::command()),
         Command::Man(args) => manual::man(&args, Args::command()),
     };

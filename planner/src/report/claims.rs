@@ -136,8 +136,10 @@ pub fn compare(query: &Query<'_>, decision: &Decision) -> Option<Comparison> {
     let [decode_reach, prefill_reach] = reach(query, decision, &rows)?;
     let ubatch = &problem.ubatches[decision.best.candidate.ubatch];
     let workload = Workload::new(problem, ubatch.ubatch_tokens)?;
-    let room_bytes = query.budget.vram_bytes.saturating_sub(fixed_bytes(problem, gpu, ubatch));
-    let bytes: Vec<u64> = (0..problem.items.len()).map(|item| item_bytes(problem, ubatch, item)).collect();
+    // Smaller rounds leave more room: any placement may have the most.
+    let smallest = problem.ubatches.iter().min_by_key(|ubatch| fixed_bytes(problem, gpu, ubatch))?;
+    let room_bytes = query.budget.vram_bytes.saturating_sub(fixed_bytes(problem, gpu, smallest));
+    let bytes: Vec<u64> = (0..problem.items.len()).map(|item| item_bytes(problem, smallest, item)).collect();
     let floor = |case| any_floor(problem, query.profile, case, &bytes, room_bytes);
     let claim = |first: f64, last: f64, tokens: [u32; 2], reach, floor, paper| Claim {
         base_us: first,

@@ -200,7 +200,8 @@ fn one_of(choices: &[String]) -> String {
 
 /// What flags cannot say, in words.
 fn losses(plan: &Plan, export: &mut Export) {
-    let host = plan.placement.homes.iter().any(|home| *home != Home::Resident);
+    let items = || plan.program.items.iter().zip(&plan.placement.homes);
+    let split = items().any(|(item, home)| *home != Home::Resident && item.kind != ItemKind::Embedding);
     let Ok(view) = View::new(plan) else {
         export.lost.push("nothing was planned beyond memory: the plan has no expected times".to_owned());
         return;
@@ -224,7 +225,7 @@ fn losses(plan: &Plan, export: &mut Export) {
         });
         export.lost.push(format!("{what}; {there}{without}"));
     }
-    if host && plan.origin.options.vram_bytes > 0 {
+    if split && plan.origin.options.vram_bytes > 0 {
         export.lost.push(
             "CPU and GPU never work at the same time there, and each switch between them waits for the other to finish"
                 .to_owned(),
