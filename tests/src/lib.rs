@@ -2,6 +2,7 @@
 //! Not here: tests (`tests/*.rs`).
 
 pub mod scripted;
+pub mod variant;
 
 use std::io::Write;
 use std::path::{Path, PathBuf};

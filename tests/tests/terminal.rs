@@ -135,6 +135,19 @@ fn a_conversation_ends_with_ctrl_d() {
 }
 
 #[test]
+fn lines_that_come_all_at_once_are_not_lost() {
+    let mut terminal = Terminal::open(80);
+    terminal.see("> ");
+    terminal.press("ax\r/bogus\rbx\r");
+    terminal.see("four\r\n");
+    terminal.see("`/bogus` is no command");
+    terminal.see("four\r\n");
+    terminal.see("> ");
+    terminal.press(CTRL_D);
+    assert_eq!(terminal.end().0, Some(0));
+}
+
+#[test]
 fn ctrl_c_stops_an_answer_and_another_leaves() {
     let mut terminal = Terminal::open(80);
     terminal.see("> ");

@@ -5,7 +5,7 @@ use super::{Failure, npy};
 use crate::Error;
 use crate::engine::{Sequence, Wanted};
 use clap::Args;
-use shared_cli::output::{NewFile, cannot_write};
+use shared_cli::output::{NewFile, cannot_write, refuse_inputs};
 use std::io::{BufWriter, IntoInnerError, Write};
 use std::path::PathBuf;
 
@@ -37,6 +37,7 @@ pub fn run(args: &LogitsArgs) -> Result<(), Failure> {
     if ids.is_empty() {
         return Err(Error::EmptyPrompt.into());
     }
+    refuse_inputs(&args.out, [args.model.model.as_path(), &args.tokens])?;
     let mut engine = args.model.open(Some(ids.len()), exactness(args.exact))?;
     let wanted = args.last.unwrap_or(ids.len()).min(ids.len());
     let mut out = BufWriter::new(NewFile::create(&args.out)?);

@@ -4,6 +4,7 @@
 
 use super::Failure;
 use super::common::{ModelArgs, exactness, read_text};
+use crate::Error;
 use crate::engine::{Engine, Sequence, Wanted};
 use clap::Args;
 use std::io::Write;
@@ -22,8 +23,8 @@ pub struct PerplexityArgs {
     #[arg(long, value_name = "TOKENS", default_value_t = 512, value_parser = clap::value_parser!(u32).range(4..))]
     chunk: u32,
     /// Only the first so many chunks [default: all].
-    #[arg(long, value_name = "N")]
-    chunks: Option<usize>,
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    chunks: Option<u32>,
     /// Oracle kernels, F32 activations, F32 caches.
     #[arg(long)]
     exact: bool,
@@ -37,9 +38,14 @@ pub fn run(args: &PerplexityArgs) -> Result<(), Failure> {
     let tokenizer = engine.tokenizer();
     let ids: Vec<u32> = tokenizer.encode(&text, AddSpecial::Yes, ParseSpecial::No).iter().map(|id| id.0).collect();
     let bos = tokenizer.bos().filter(|_| tokenizer.adds_bos()).map(|id| id.0);
-    let chunks: Vec<&[u32]> = ids.chunks_exact(chunk).take(args.chunks.unwrap_or(usize::MAX)).collect();
+    let chunks: Vec<&[u32]> =
+        ids.chunks_exact(chunk).take(args.chunks.map_or(usize::MAX, |chunks| chunks as usize)).collect();
     if chunks.is_empty() {
         return Err(Failure::usage(format!("the text has {} tokens, less than a chunk of {chunk}", ids.len())));
+    }
+    // The token to be predicted is looked up among the logits before it is fed.
+    if let Some(&token) = ids.iter().find(|&&id| id as usize >= engine.vocab()) {
+        return Err(Error::TokenOutOfRange { token, vocab: engine.vocab() }.into());
     }
     let mut total = Score::default();
     let mut out = std::io::stdout();

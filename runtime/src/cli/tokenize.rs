@@ -3,7 +3,8 @@
 use super::Failure;
 use crate::Error;
 use clap::{ArgAction, Args};
-use std::io::{Read, Write};
+use shared_cli::output::read_input;
+use std::io::Write;
 use std::path::PathBuf;
 use text::{AddSpecial, ParseSpecial, Tokenizer};
 
@@ -26,8 +27,7 @@ pub struct TokenizeArgs {
 pub fn run(args: &TokenizeArgs) -> Result<(), Failure> {
     let model = gguf::Model::open(&args.model).map_err(Error::from)?;
     let tokenizer = Tokenizer::from_gguf(&model).map_err(Error::from)?;
-    let mut text = Vec::new();
-    std::io::stdin().read_to_end(&mut text)?;
+    let text = read_input()?;
     let add = if args.add_special == "1" { AddSpecial::Yes } else { AddSpecial::No };
     let parse = if args.parse_special == "1" { ParseSpecial::Yes } else { ParseSpecial::No };
     let ids: Vec<String> = tokenizer.encode(&text, add, parse).iter().map(ToString::to_string).collect();

@@ -9,11 +9,13 @@ use rustyline::hint::Hinter;
 use rustyline::history::FileHistory;
 use rustyline::validate::{ValidationContext, ValidationResult, Validator};
 use rustyline::{Behavior, Config, Editor, Helper};
-use shared_cli::Failure;
-use shared_cli::output::say;
+use shared_cli::output::{cannot_read_input, say};
+use shared_cli::{Failure, folders};
 use std::io::{BufRead, IsTerminal};
 use std::path::{Path, PathBuf};
 
+/// Name of the history in the user's folder of states.
+const HISTORY_FILE: &str = "chat-history";
 /// Inputs that the history keeps.
 const HISTORY_ENTRIES: usize = 1000;
 
@@ -69,7 +71,8 @@ impl Input {
         let config = config.behavior(Behavior::PreferTerm).build();
         let mut editor = Editor::with_config(config).map_err(Failure::failed)?;
         editor.set_helper(Some(Lines));
-        let history = history_file().filter(|path| prepare(path, &mut editor));
+        let history = folders::state().map(|folder| folder.join(HISTORY_FILE));
+        let history = history.filter(|path| prepare(path, &mut editor));
         Ok(Input::Terminal(Box::new(editor), history))
     }
 
@@ -108,7 +111,7 @@ fn next_piped() -> Result<Event, Failure> {
     let mut stdin = std::io::stdin().lock();
     let mut buffer = String::new();
     loop {
-        if stdin.read_line(&mut buffer)? == 0 {
+        if stdin.read_line(&mut buffer).map_err(cannot_read_input)? == 0 {
             let typed = command::read_last(&buffer).map_err(Failure::usage)?;
             return Ok(if typed == Typed::Nothing { Event::End } else { Event::Typed(typed) });
         }
@@ -120,13 +123,6 @@ fn next_piped() -> Result<Event, Failure> {
             buffer.push('\n');
         }
     }
-}
-
-/// `$XDG_STATE_HOME` or `~/.local/state`, then `ats/chat-history`.
-fn history_file() -> Option<PathBuf> {
-    let state = std::env::var_os("XDG_STATE_HOME").filter(|path| !path.is_empty()).map(PathBuf::from);
-    let home = || Some(PathBuf::from(std::env::var_os("HOME")?).join(".local/state"));
-    Some(state.or_else(home)?.join("ats/chat-history"))
 }
 
 /// Reads the history. False if it cannot be kept, which is said once.

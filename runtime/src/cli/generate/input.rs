@@ -3,7 +3,8 @@
 use crate::cli::Failure;
 use crate::cli::common::{read_ids, read_text};
 use clap::Args;
-use std::io::{IsTerminal, Read};
+use shared_cli::output::read_input;
+use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
 use text::{ParseSpecial, Tokenizer};
 
@@ -43,7 +44,7 @@ impl Input {
         let mut text = match self.file.as_deref() {
             Some(path) if path != Path::new("-") => read_text(path)?,
             None if std::io::stdin().is_terminal() => return Err(nothing_given()),
-            _ => read_pipe()?,
+            _ => read_input()?,
         };
         text.truncate(text.strip_suffix(b"\n").map_or(text.len(), <[u8]>::len));
         Ok(Prompt::Text(text))
@@ -52,12 +53,6 @@ impl Input {
 
 fn nothing_given() -> Failure {
     Failure::usage("there is no prompt").hint("give --prompt TEXT, --file FILE, or pipe a text in")
-}
-
-fn read_pipe() -> Result<Vec<u8>, Failure> {
-    let mut text = Vec::new();
-    std::io::stdin().read_to_end(&mut text)?;
-    Ok(text)
 }
 
 impl Prompt {
