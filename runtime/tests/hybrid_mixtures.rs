@@ -8,7 +8,12 @@ use support::{FAMILIES, Mixture, all_cpu, feed, hybrid, plan, prompt, sim};
 
 #[track_caller]
 fn check(mixture: Mixture) {
-    for name in FAMILIES {
+    check_some(&FAMILIES, mixture);
+}
+
+#[track_caller]
+fn check_some(names: &[&str], mixture: Mixture) {
+    for &name in names {
         let ids = prompt(name);
         let expected = feed(&mut all_cpu(name), &ids, 0, 7).expect("a good round");
         let plan = plan(name, mixture);
@@ -59,6 +64,18 @@ fn every_other_item_streamed_through_two_slots() {
 #[test]
 fn all_weights_streamed() {
     check(Mixture::AllPromoted { slots: 2 });
+}
+
+#[test]
+fn chosen_experts_streamed_after_routers_on_the_cpu() {
+    check_some(&["qwen3moe", "gpt-oss", "qwen3next", "llama4", "deepseek2"], Mixture::RoutedByCpu { slots: 2 });
+}
+
+#[test]
+fn chosen_experts_streamed_after_routers_on_the_gpu() {
+    for slots in [1, 2] {
+        check_some(&["qwen3moe", "gpt-oss", "qwen35moe", "llama4", "deepseek2"], Mixture::RoutedByGpu { slots });
+    }
 }
 
 #[test]

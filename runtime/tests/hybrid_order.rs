@@ -79,7 +79,9 @@ fn more_delays_change_nothing_with_two_slots() {
 #[test]
 fn delays_change_nothing_in_any_kind_of_model() {
     for name in ["qwen3moe", "qwen3next", "gemma3"] {
-        for mixture in [Mixture::Random { seed: 7 }, Mixture::MixerResident] {
+        let routed = [Mixture::RoutedByCpu { slots: 1 }, Mixture::RoutedByGpu { slots: 2 }];
+        let routed = routed.into_iter().filter(|_| name == "qwen3moe");
+        for mixture in [Mixture::Random { seed: 7 }, Mixture::MixerResident].into_iter().chain(routed) {
             let plan = plan(name, mixture);
             let run = |faults| decode(&mut hybrid(name, &plan, &sim(faults)).expect("a good plan"), name, 20);
             let undelayed = run(Faults::none());

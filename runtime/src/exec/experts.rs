@@ -113,7 +113,8 @@ impl<'a> Context<'a> {
         let groups = self.groups(experts, tokens * chosen);
         let total = groups.groups.len() * panels;
         let per_expert = (tokens * chosen).div_ceil(groups.groups.len().max(1));
-        let grain = grain(&self.weights.matrix(part.weight, 0)?, per_expert, total, worker.count());
+        let Some([some_expert, ..]) = groups.groups.first() else { return Ok(()) };
+        let grain = grain(&self.weights.matrix(part.weight, *some_expert as usize)?, per_expert, total, worker.count());
         let step = worker.begin_step();
         while let Some(claimed) = worker.claim(step, total as u32, grain) {
             let mut unit = claimed.start;

@@ -12,6 +12,7 @@ use super::step::{Delta, Step, Task};
 use super::trace::{Label, Trace};
 use super::weights::{Precision, WeightStore};
 use crate::Error;
+use crate::hybrid::adapt::Switch;
 use crate::hybrid::build::{Hybrid, PartSteps};
 use crate::hybrid::{GpuSide, Timing};
 use device::clock::Clock;
@@ -200,6 +201,7 @@ impl Executor {
             }
         });
         let outcome = ended.map_err(Error::from).and_then(|()| failure.into_result());
+        hybrid.observe(team.pressure().mean_share);
         if outcome.is_err() {
             // What failed first is reported; a GPU that is lost is lost for the next round, too.
             let _ = lock(&hybrid.driver).abandon();
@@ -313,6 +315,11 @@ impl Executor {
     /// The last round as a Chrome trace of the program.
     pub fn trace(&self, program: &Program) -> String {
         self.trace.chrome(program)
+    }
+
+    /// Switches of schedules under load so far, and measured over expected times of CPU, GPU and link.
+    pub fn switches(&self) -> (Vec<Switch>, [f64; 3]) {
+        self.hybrid.as_ref().map_or((Vec::new(), [1.0; 3]), Hybrid::switches)
     }
 
     /// What a person should know of how the GPU takes part.

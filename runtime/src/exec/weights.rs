@@ -69,12 +69,14 @@ impl HostPlace {
 enum Stored {
     /// A stack of matrices in a region, `stride_bytes` apart.
     Placed { region: usize, layout: Layout, offset_bytes: usize, stride_bytes: usize },
+    /// The same where a table says at which place each matrix of the stack lies, −1 for one that is not there.
+    Scattered { region: usize, layout: Layout, stride_bytes: usize, table: usize },
     /// As in the file.
     Mapped,
     /// Decoded.
     Small(Arc<Vec<f32>>),
     /// Decoded, F32 in a region.
-    SmallAt { region: usize, offset_bytes: usize, len: usize },
+    SmallAt { region: usize, len: usize },
 }
 
 /// Memory that weights lie in.
@@ -93,6 +95,19 @@ pub struct WeightStore {
     stored: Vec<Stored>,
     shapes: Arc<Vec<Shape>>,
     regions: Vec<Region>,
+}
+
+/// Where a large weight lies in other memory: at the start of a region, by number.
+#[derive(Clone, Copy, Debug)]
+pub struct Elsewhere {
+    /// The region.
+    pub region: usize,
+    /// Order of the bytes.
+    pub layout: Layout,
+    /// Bytes from one matrix to the next.
+    pub stride_bytes: usize,
+    /// Region of the table of places, if matrices lie where it says.
+    pub table: Option<usize>,
 }
 
 /// Regions of packed weights, by number.
@@ -171,6 +186,12 @@ impl WeightStore {
             Stored::Placed { region, layout, offset_bytes, stride_bytes } => {
                 (layout, self.regions[region].bytes(offset_bytes + slice * stride_bytes, stride_bytes))
             }
+            Stored::Scattered { region, layout, stride_bytes, table } => {
+                let place = bytemuck::pod_read_unaligned::<i32>(self.regions[table].bytes(slice * 4, 4));
+                let place = usize::try_from(place);
+                let place = place.map_err(|_| Error::Program { what: "an expert that was not streamed" })?;
+                (layout, self.regions[region].bytes(place * stride_bytes, stride_bytes))
+            }
             _ => (Layout::Gguf, shape.slice(shape.bytes(&self.model), slice)),
         };
         Ok(Matrix::new(shape.ty, layout, shape.rows, shape.cols, bytes)?)
@@ -180,9 +201,7 @@ impl WeightStore {
     pub fn small(&self, weight: WeightId) -> &[f32] {
         match &self.stored[weight.index()] {
             Stored::Small(values) => values,
-            Stored::SmallAt { region, offset_bytes, len } => {
-                bytemuck::cast_slice(self.regions[*region].bytes(*offset_bytes, len * 4))
-            }
+            Stored::SmallAt { region, len } => bytemuck::cast_slice(self.regions[*region].bytes(0, len * 4)),
             _ => &[],
         }
     }
@@ -228,27 +247,31 @@ impl WeightStore {
         }
     }
 
-    /// The same weights in other memory: large ones where `large` says (region, layout, offset, bytes from matrix to
-    /// matrix), small ones at offsets of a region. Others stay where they are.
+    /// The same weights in other memory: large ones as `large` says, small ones at the start of a region. Others stay
+    /// where they are.
     pub fn elsewhere(
         &self,
         regions: &[Arc<Shared>],
-        large: impl Fn(WeightId) -> Option<(usize, Layout, usize, usize)>,
-        small: impl Fn(WeightId) -> Option<(usize, usize)>,
+        large: impl Fn(WeightId) -> Option<Elsewhere>,
+        small: impl Fn(WeightId) -> Option<usize>,
     ) -> Self {
         let own = self.regions.len();
         let others = regions.iter().map(|region| Region::Other(Arc::clone(region)));
         let regions = self.regions.iter().cloned().chain(others).collect();
         let place = |(index, stored): (usize, &Stored)| {
             let weight = WeightId(index as u32);
-            if let Some((region, layout, offset_bytes, stride_bytes)) = large(weight) {
-                return Stored::Placed { region: own + region, layout, offset_bytes, stride_bytes };
+            if let Some(Elsewhere { region, layout, stride_bytes, table }) = large(weight) {
+                let region = own + region;
+                return match table {
+                    None => Stored::Placed { region, layout, offset_bytes: 0, stride_bytes },
+                    Some(table) => Stored::Scattered { region, layout, stride_bytes, table: own + table },
+                };
             }
             match small(weight) {
-                Some((region, offset_bytes)) => {
+                Some(region) => {
                     let shape = &self.shapes[index];
                     let len = shape.rows * shape.cols * shape.stack;
-                    Stored::SmallAt { region: own + region, offset_bytes, len }
+                    Stored::SmallAt { region: own + region, len }
                 }
                 None => stored.clone(),
             }

@@ -4,17 +4,20 @@
 use super::crossings::{Crossing, ItemAccess, Side, ops};
 use super::memory::{GpuMemory, matrix_bytes};
 use super::ops::{Arrival, GpuWeight, Move, OpEnv, OpMaker, Sizes};
+use super::routed::{RoutedFill, RoutedStack, Unpacker};
 use super::script::{Command, Scene, Script};
 use crate::Error;
 use crate::exec::WeightStore;
+use crate::exec::shared::Place;
 use device::clock::Nanos;
 use device::gpu::{CopySource, DevicePtr, GpuOp, HostSpan, Launch, LaunchArgs, MappedRegion};
 use device::timeline::FillStep;
 use kernels::quant::packed_bytes;
 use plan_format::WeightId;
 use plan_format::arena::Arena;
-use plan_format::program::{Program, WeightRole};
-use plan_format::schedule::{Home, Layout, Placement, Schedule, Slots};
+use plan_format::operands::Columns;
+use plan_format::program::{OpKind, Program, View, WeightRole};
+use plan_format::schedule::{Home, Layout, Phase, Placement, Promotion, Schedule, Slots};
 use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::Arc;
@@ -38,6 +41,8 @@ pub struct Binder<'a> {
     pub memory: &'a GpuMemory,
     /// The host's arena as the GPU reaches it.
     pub host_arena: MappedRegion,
+    /// Tables of streamed experts in mapped memory, with their offsets by item.
+    pub tables: (Option<MappedRegion>, &'a [Option<u64>]),
     /// Who makes operators.
     pub maker: &'a dyn OpMaker,
 }
@@ -52,17 +57,25 @@ pub struct Bound {
     /// By command; empty for those that launch nothing.
     pub operators: Vec<Operators>,
     /// By promotion.
-    pub fills: Vec<Vec<FillStep>>,
+    pub fills: Vec<Fill>,
     /// Slot of each promotion.
     pub slots: Vec<usize>,
     /// Item of each promotion.
     pub items: Vec<u32>,
 }
 
-/// Operators made so far.
+/// How a slot is filled.
+pub enum Fill {
+    /// With everything.
+    Whole(Vec<FillStep>),
+    /// With the experts that the round has chosen.
+    Routed(Box<RoutedFill>),
+}
+
+/// Operators made so far. Streamed weights are known by where they lie.
 #[derive(Default)]
 pub struct Made {
-    runs: HashMap<(Range<usize>, Option<u32>), Operators>,
+    runs: HashMap<(Range<usize>, Vec<(DevicePtr, usize)>), Operators>,
     moves: Vec<(Side, Vec<Crossing>, Operators)>,
 }
 
@@ -92,38 +105,44 @@ impl<'a> Binder<'a> {
     pub fn bind(&self, access: &ItemAccess, schedule: &Schedule, made: &mut Made) -> Result<Bound, Error> {
         let on_gpu = Self::on_gpu(self.placement, schedule);
         let Binder { program, arena, slots, .. } = *self;
-        let scene = Scene { program, access, arena, on_gpu: &on_gpu, promotions: &schedule.promotions, slots };
-        let script = Script::new(scene);
-        let streamed =
-            schedule.promotions.iter().map(|promotion| self.streamed(promotion.item.index(), promotion.slot));
+        let tokens = phase_tokens(schedule.phase);
+        let promotions = &schedule.promotions;
+        let streamed = promotions.iter().map(|promotion| self.streamed(promotion, tokens));
         let streamed = streamed.collect::<Result<Vec<_>, Error>>()?;
+        let ids_of = |(promotion, weights): (&Promotion, &Vec<(WeightId, GpuWeight)>)| {
+            weights
+                .iter()
+                .any(|(_, place)| place.places.is_some())
+                .then(|| ids(program, promotion.item.index()))
+                .flatten()
+        };
+        let routed: Vec<Option<View>> = promotions.iter().zip(&streamed).map(ids_of).collect();
+        let columns: Vec<Option<Columns>> = routed.iter().map(|view| view.map(Columns::from)).collect();
+        let scene = Scene { program, access, arena, on_gpu: &on_gpu, promotions, slots, routed: &columns };
+        let script = Script::new(scene);
         let operators = script.commands.iter().map(|command| {
             Ok(match command {
                 Command::Run(items, promotion) => {
-                    let slot = promotion.map(|index| schedule.promotions[index].slot.0);
                     let weights = promotion.map_or(&[][..], |index| &streamed[index]);
-                    self.run(items.clone(), slot, weights, made)?
+                    self.run(items.clone(), weights, made)?
                 }
                 Command::Move(side, crossings) => self.mover(*side, crossings, made)?,
                 _ => Operators::default(),
             })
         });
         let operators = operators.collect::<Result<Vec<_>, Error>>()?;
-        let fills = schedule.promotions.iter().zip(&streamed).map(|(_, weights)| self.fill(weights));
+        let fills = promotions.iter().zip(&streamed).zip(&routed).map(|((promotion, weights), ids)| match ids {
+            Some(ids) => Ok(Fill::Routed(Box::new(self.routed_fill(promotion.item.index(), weights, *ids)?))),
+            None => Ok(Fill::Whole(self.fill(weights)?)),
+        });
         let fills = fills.collect::<Result<Vec<_>, Error>>()?;
-        let slots = schedule.promotions.iter().map(|promotion| promotion.slot.index()).collect();
-        let items = schedule.promotions.iter().map(|promotion| promotion.item.0).collect();
+        let slots = promotions.iter().map(|promotion| promotion.slot.index()).collect();
+        let items = promotions.iter().map(|promotion| promotion.item.0).collect();
         Ok(Bound { script, operators, fills, slots, items })
     }
 
-    fn run(
-        &self,
-        items: Range<usize>,
-        slot: Option<u32>,
-        streamed: &[(WeightId, GpuWeight)],
-        made: &mut Made,
-    ) -> Result<Operators, Error> {
-        let key = (items.clone(), slot);
+    fn run(&self, items: Range<usize>, streamed: &Streamed, made: &mut Made) -> Result<Operators, Error> {
+        let key = (items.clone(), streamed.iter().map(|(_, place)| (place.start, place.room)).collect());
         if let Some(known) = made.runs.get(&key) {
             return Ok(Arc::clone(known));
         }
@@ -161,65 +180,148 @@ impl<'a> Binder<'a> {
         Move { from, to, rows, stride, groups, group_stride, width }
     }
 
-    /// Where the weights of a promoted item lie in a slot. Errors: they do not fit.
-    fn streamed(&self, item: usize, slot: plan_format::SlotId) -> Result<Vec<(WeightId, GpuWeight)>, Error> {
-        let slot = self.slots.slots[slot.index()];
-        let mut end = 0;
-        let mut list = Vec::new();
+    /// Where the weights of a promoted item lie in a slot, in a round of so many tokens: whole if the slot holds them,
+    /// else of stacks of experts as many as the round may choose. Errors: they do not fit.
+    fn streamed(&self, promotion: &Promotion, tokens: usize) -> Result<Vec<(WeightId, GpuWeight)>, Error> {
+        let (item, slot) = (promotion.item.index(), self.slots.slots[promotion.slot.index()]);
+        let (whole, needed_bytes) = self.placed(item, slot.offset_bytes, None)?;
+        if needed_bytes <= slot.size_bytes.next_multiple_of(256) {
+            return Ok(whole);
+        }
+        let chosen = ids(self.program, item).map_or(0, |ids| ids.cols as usize);
+        let (routed, least_bytes) = self.placed(item, slot.offset_bytes, Some(chosen * tokens))?;
+        let fits = chosen > 0 && least_bytes <= slot.size_bytes.next_multiple_of(256);
+        if fits && self.memory.map.places[item].is_some() {
+            return Ok(routed);
+        }
+        let (item, slot_bytes) = (self.program.items[item].name.clone(), slot.size_bytes);
+        Err(Error::SlotTooSmall { item, needed_bytes: needed_bytes.min(least_bytes), slot_bytes })
+    }
+
+    /// The weights of an item one after the other in a slot, and where they end. With `experts`, stacks have room for
+    /// so many.
+    fn placed(
+        &self,
+        item: usize,
+        offset_bytes: u64,
+        experts: Option<usize>,
+    ) -> Result<(Vec<(WeightId, GpuWeight)>, u64), Error> {
+        let (mut end, mut list) = (0, Vec::new());
         for &weight in &self.program.items[item].weights {
-            if self.program.weights[weight.index()].role == WeightRole::Small {
+            let role = self.program.weights[weight.index()].role;
+            if role == WeightRole::Small {
                 continue;
             }
             let shape = self.weights.shape(weight);
             let layout = self.maker.slot_layout(&shape);
             let stride_bytes = matrix_bytes(&shape, layout)?;
-            let start = self.memory.slots.start.offset(slot.offset_bytes + end);
-            list.push((weight, GpuWeight { shape, layout, start, stride_bytes, places: None }));
-            end = (end + stride_bytes * shape.stack as u64).next_multiple_of(256);
+            let start = self.memory.slots.start.offset(offset_bytes + end);
+            let experts = experts.filter(|_| role == WeightRole::Experts);
+            let room = experts.map_or(shape.stack, |experts| experts.min(shape.stack));
+            let places = experts.and(self.memory.map.places[item]);
+            let place = GpuWeight { shape, layout, start, stride_bytes, places, room };
+            list.push((weight, place));
+            end = (end + place.size_bytes()).next_multiple_of(256);
         }
-        let size_bytes = slot.size_bytes;
-        if end > size_bytes.next_multiple_of(256) {
-            let item = self.program.items[item].name.clone();
-            return Err(Error::SlotTooSmall { item, needed_bytes: end, slot_bytes: size_bytes });
-        }
-        Ok(list)
+        Ok((list, end))
+    }
+
+    /// How a slot gets the experts that a round chooses.
+    fn routed_fill(&self, item: usize, weights: &Streamed, ids: View) -> Result<RoutedFill, Error> {
+        let (whole, stacks): (Vec<_>, Vec<_>) = weights.iter().copied().partition(|(_, place)| place.places.is_none());
+        let no_table = Error::Program { what: "streamed experts without a table of places" };
+        let places = self.memory.map.places[item];
+        let table = self.tables.0.zip(self.tables.1[item]);
+        let (Some(places), Some(table)) = (places, table) else { return Err(no_table) };
+        let stride = self.program.values[ids.value.index()].cols as usize;
+        let base_bytes = self.arena.offsets_bytes[ids.value.index()] as usize;
+        let offset_bytes = base_bytes + ids.first_col as usize * 4;
+        Ok(RoutedFill {
+            ids: Place { base_bytes, offset_bytes, stride, cols: ids.cols as usize },
+            ids_start: self.host_arena.device.offset(base_bytes as u64),
+            whole: self.fill(&whole)?,
+            experts: stacks.first().map_or(0, |(_, place)| place.shape.stack),
+            stacks: stacks
+                .iter()
+                .map(|(weight, place)| self.routed_stack(*weight, *place))
+                .collect::<Result<_, _>>()?,
+            table,
+            places,
+        })
+    }
+
+    fn routed_stack(&self, weight: WeightId, place: GpuWeight) -> Result<RoutedStack, Error> {
+        let host = self.host_span(weight)?;
+        let host_stride = matrix_bytes(&place.shape, Layout::CpuPanel16)? as usize;
+        let unpackers = match place.layout {
+            Layout::CpuPanel16 => Vec::new(),
+            _ => (0..place.room).map(|slice| self.unpackers(&place, slice)).collect::<Result<_, _>>()?,
+        };
+        Ok(RoutedStack { host, host_stride, place, unpackers })
+    }
+
+    fn host_span(&self, weight: WeightId) -> Result<HostSpan, Error> {
+        let host = self.weights.span(weight);
+        host.ok_or(Error::Program { what: "a promoted weight that is not packed in host memory" })
     }
 
     /// How a slot is filled: copies where the host's order serves, else through the staging area.
-    fn fill(&self, weights: &[(WeightId, GpuWeight)]) -> Result<Vec<FillStep>, Error> {
+    fn fill(&self, weights: &Streamed) -> Result<Vec<FillStep>, Error> {
         let mut steps = Vec::new();
         for (weight, place) in weights {
-            let host = self.weights.span(*weight);
-            let host = host.ok_or(Error::Program { what: "a promoted weight that is not packed in host memory" })?;
+            let host = self.host_span(*weight)?;
             if place.layout == Layout::CpuPanel16 {
                 steps.push(FillStep::Copy(place.start, CopySource::Span(host)));
-            } else {
-                self.unpack(&host, place, &mut steps)?;
+                continue;
+            }
+            let host_stride = matrix_bytes(&place.shape, Layout::CpuPanel16)? as usize;
+            for slice in 0..place.shape.stack {
+                let start = host.range.start + slice * host_stride;
+                for Unpacker { bytes, to, step } in self.unpackers(place, slice)? {
+                    let range = start + bytes.start..start + bytes.end;
+                    let span = HostSpan { region: Arc::clone(&host.region), range };
+                    steps.extend([FillStep::Copy(to, CopySource::Span(span)), step]);
+                }
             }
         }
         Ok(steps)
     }
 
-    fn unpack(&self, host: &HostSpan, place: &GpuWeight, steps: &mut Vec<FillStep>) -> Result<(), Error> {
+    /// The pieces in which a matrix goes through the staging area to place `slice` of its slot.
+    fn unpackers(&self, place: &GpuWeight, slice: usize) -> Result<Vec<Unpacker>, Error> {
         let staging = self.slots.staging().ok_or(Error::Program { what: "promotions without slots" })?;
         let from = self.memory.slots.start.offset(staging.offset_bytes);
         let panel_bytes = packed_bytes(place.shape.ty, 1, place.shape.cols)?;
         let panels_at_once = (staging.size_bytes as usize / panel_bytes).max(1);
-        let host_stride = matrix_bytes(&place.shape, Layout::CpuPanel16)? as usize;
         let panels = place.shape.rows.div_ceil(16);
-        for slice in 0..place.shape.stack {
-            for first in (0..panels).step_by(panels_at_once) {
-                let last = panels.min(first + panels_at_once);
-                let start = host.range.start + slice * host_stride;
-                let range = start + first * panel_bytes..start + last * panel_bytes;
-                let source = CopySource::Span(HostSpan { region: Arc::clone(&host.region), range });
-                steps.push(FillStep::Copy(from, source));
-                let rows = (first as u32 * 16, (last * 16).min(place.shape.rows) as u32);
-                let to: DevicePtr = place.start.offset(slice as u64 * place.stride_bytes);
-                let op = self.maker.unpack(&Arrival { shape: place.shape, rows, from, to })?;
-                steps.push(FillStep::Launch(Launch { op, args: LaunchArgs::default(), expected: Nanos(0) }));
-            }
-        }
-        Ok(())
+        let piece = |first: usize| {
+            let last = panels.min(first + panels_at_once);
+            let rows = (first as u32 * 16, (last * 16).min(place.shape.rows) as u32);
+            let to: DevicePtr = place.start.offset(slice as u64 * place.stride_bytes);
+            let op = self.maker.unpack(&Arrival { shape: place.shape, rows, from, to })?;
+            let step = FillStep::Launch(Launch { op, args: LaunchArgs::default(), expected: Nanos(0) });
+            Ok(Unpacker { bytes: first * panel_bytes..last * panel_bytes, to: from, step })
+        };
+        (0..panels).step_by(panels_at_once).map(piece).collect()
+    }
+}
+
+/// Weights in a slot.
+type Streamed = [(WeightId, GpuWeight)];
+
+/// The ids by which an item's experts are chosen.
+pub fn ids(program: &Program, item: usize) -> Option<View> {
+    program.ops[ops(program, item)].iter().find_map(|op| match op.kind {
+        OpKind::ExpertMatMul { ids, .. } => Some(ids),
+        _ => None,
+    })
+}
+
+/// Most tokens of a round of a phase.
+fn phase_tokens(phase: Phase) -> usize {
+    match phase {
+        Phase::Decode => 1,
+        Phase::Verify { tokens } => tokens as usize,
+        Phase::Prefill { ubatch_tokens } => ubatch_tokens as usize,
     }
 }

@@ -1,13 +1,15 @@
 //! Putting it together at load: a plan, its weights on the host, and a GPU become a [`Hybrid`].
 //! Next: `memory.rs`, `bound.rs`.
 
-use super::bound::{Binder, Made};
+use super::adapt::{Adaptive, Sample, Switch};
+use super::bound::{Binder, Made, ids};
 use super::choose::{Table, context_of};
 use super::crossings::{ItemAccess, ops};
 use super::driver::{Driver, HandOver, Parts, Turn};
 use super::inputs::{InputLayout, Inputs, mapped_memory};
-use super::memory::{GpuMap, Tenants};
-use super::ops::{OpMaker, RoundArgs, Sizes};
+use super::marks::Timing;
+use super::memory::{GpuMap, Tenants, matrix_bytes};
+use super::ops::{OpMaker, RoundArgs, Sizes, WeightShape};
 use crate::Error;
 use crate::exec::prepare::{Limits, Prepared};
 use crate::exec::shared::Shared;
@@ -47,6 +49,8 @@ pub struct Hybrid {
     /// The GPU.
     pub gpu: Arc<dyn Gpu>,
     table: Table,
+    /// Who changes schedules under load; `None` = there is nothing to choose, or nobody is to.
+    adaptive: Option<Mutex<Adaptive>>,
     /// Steps of each part, by schedule.
     parts: Vec<Vec<PartSteps>>,
     /// What a person should know: memory that could not be pinned.
@@ -91,7 +95,10 @@ impl Hybrid {
         let state_limits = limits.of_states(arena.limits.ubatch_tokens as usize);
         let layouts = &plan.layouts;
         let (resident, on_gpu) = (&resident[..], &on_gpu[..]);
-        let tenants = Tenants { program, arena, weights, layouts, resident, on_gpu, slots, state_limits };
+        let routed: Vec<Option<usize>> =
+            (0..program.items.len()).map(|item| chosen_experts(plan, weights, &*maker, item)).collect();
+        let routed = &routed[..];
+        let tenants = Tenants { program, arena, weights, layouts, resident, on_gpu, slots, state_limits, routed };
         let here = tenants.resident_states();
         let input_layout = InputLayout::new(arena.limits, limits.sequences, here.iter().flatten());
         let sizes = Sizes {
@@ -105,8 +112,21 @@ impl Hybrid {
         let memory = tenants.move_in(&*gpu, &*maker, &input_layout, &trig_bytes, &sizes)?;
         let host_arena = gpu.take_mapped(arena.size_bytes.max(1), "the host's activations")?;
         let inputs = Inputs::new(&gpu, input_layout)?;
-        let binder =
-            Binder { program, arena, placement, slots, sizes, weights, memory: &memory, host_arena, maker: &*maker };
+        let (table_bytes, offsets) = table_places(routed);
+        let tables = (table_bytes > 0).then(|| gpu.take_mapped(table_bytes, "tables of experts")).transpose()?;
+        let tables = (tables, &offsets[..]);
+        let binder = Binder {
+            program,
+            arena,
+            placement,
+            slots,
+            sizes,
+            weights,
+            memory: &memory,
+            host_arena,
+            tables,
+            maker: &*maker,
+        };
         let (access, mut made) = (ItemAccess::new(program), Made::default());
         let bound = plan.schedules.iter().map(|schedule| binder.bind(&access, schedule, &mut made));
         let bound = bound.collect::<Result<Vec<_>, Error>>()?;
@@ -116,25 +136,47 @@ impl Hybrid {
             prologue.extend(maker.prologue(&binder.env(&[]))?);
         }
         let timeline = Timeline::new(Arc::clone(&gpu), slots.slots.len(), SILENCE_MAX)?;
-        let parts = Parts { timeline, bound, prologue, inputs, host_arena: host_arena.device, hand_over };
-        let driver = Driver::new(parts, program, &arena.offsets_bytes);
+        let values = mapped_memory(&gpu, host_arena);
+        let parts = Parts { timeline, bound, prologue, inputs, host_arena: host_arena.device, values, hand_over };
+        let mut driver = Driver::new(parts, program, &arena.offsets_bytes);
         let part_steps = |schedule| steps_of_parts(plan, prepared, &driver, schedule);
         let parts = (0..plan.schedules.len()).map(part_steps).collect();
         let mut take = |state: plan_format::StateId, bytes| here[state.index()].is_none().then(|| Shared::new(bytes));
         let states = States::new(program, state_limits, &mut take);
         let host = HostSide { values: mapped_memory(&gpu, host_arena), states };
         let table = Table::new(plan, pinned_schedule);
+        let adaptive = Adaptive::new(plan).filter(|_| pinned_schedule.is_none()).map(Mutex::new);
+        if adaptive.is_some() {
+            driver.time(Timing::Sampled);
+        }
         let map = memory.map;
-        Ok((Hybrid { driver: Mutex::new(driver), map, gpu, table, parts, notes }, host))
+        Ok((Hybrid { driver: Mutex::new(driver), map, gpu, table, adaptive, parts, notes }, host))
     }
 
     /// What a round is for the driver.
     pub fn turn<'a>(&'a self, round: &Round, trace: &'a Trace) -> Turn<'a> {
-        let schedule = self.table.choose(round);
+        let base = self.table.choose(round);
+        let choose = |adaptive: &Mutex<Adaptive>| lock(adaptive).choose(base, context_of(round), trace.now());
+        let schedule = self.adaptive.as_ref().map_or(base, choose);
         let (case, cpu_us) = self.table.expected(schedule, round);
         let (tokens, outputs) = (round.tokens.len() as u32, round.outputs.len() as u32);
         let args = RoundArgs { tokens, outputs, context_tokens: context_of(round) };
         Turn { schedule, args, case, cpu_us, trace }
+    }
+
+    /// Takes in what a round took. `taken_share` of the team's CPU time went to others.
+    pub fn observe(&self, taken_share: f32) {
+        let sample = Sample { taken_share: f64::from(taken_share), ..lock(&self.driver).take_sample() };
+        if let Some(adaptive) = &self.adaptive {
+            lock(adaptive).observe(&sample);
+        }
+    }
+
+    /// Switches of schedules so far, and measured over expected times of CPU, GPU and link.
+    pub fn switches(&self) -> (Vec<Switch>, [f64; 3]) {
+        let Some(adaptive) = &self.adaptive else { return (Vec::new(), [1.0; 3]) };
+        let adaptive = lock(adaptive);
+        (adaptive.log().to_vec(), adaptive.ratios())
     }
 
     /// Reads a state's bytes from the GPU. Errors: the GPU is lost.
@@ -156,6 +198,39 @@ impl Hybrid {
     pub fn threads(&self, schedule: usize) -> usize {
         self.table.threads(schedule)
     }
+}
+
+/// A lock whose poison does not matter: the data are working memory without invariants.
+fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+}
+
+/// Experts of an item whose stacks some slot does not hold whole: only chosen ones are streamed there.
+fn chosen_experts(plan: &Plan, weights: &WeightStore, maker: &dyn OpMaker, item: usize) -> Option<usize> {
+    let ids = ids(&plan.program, item)?;
+    let promoted = plan.schedules.iter().flat_map(|schedule| &schedule.promotions);
+    let mut slots = promoted.filter(|promotion| promotion.item.index() == item).map(|promotion| promotion.slot);
+    let shapes = plan.program.items[item].weights.iter().map(|&weight| weights.shape(weight));
+    let bytes = |shape: WeightShape| {
+        let matrix = matrix_bytes(&shape, maker.slot_layout(&shape)).unwrap_or(u64::MAX >> 16);
+        (matrix * shape.stack as u64).next_multiple_of(256)
+    };
+    let whole: u64 = shapes.clone().map(bytes).sum();
+    let some_is_small = slots.any(|slot| plan.slots.slots[slot.index()].size_bytes.next_multiple_of(256) < whole);
+    let experts = shapes.map(|shape| shape.stack).max().unwrap_or(0);
+    (some_is_small && ids.cols > 0).then_some(experts)
+}
+
+/// Size of all tables of experts, and each one's offset.
+fn table_places(routed: &[Option<usize>]) -> (u64, Vec<Option<u64>>) {
+    let mut end = 0;
+    let place = |experts: &Option<usize>| {
+        let start = end;
+        end += (experts.as_ref()? * 4).next_multiple_of(256) as u64;
+        Some(start)
+    };
+    let places = routed.iter().map(place).collect();
+    (end, places)
 }
 
 /// Pins host weights that may be streamed. What refuses it is worth a note: it costs speed only.

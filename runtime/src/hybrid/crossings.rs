@@ -65,8 +65,13 @@ struct Written {
 }
 
 impl<'a> Crossings<'a> {
-    /// What items write where.
-    pub fn new(access: &'a ItemAccess, values: usize, on_gpu: &[bool]) -> Crossings<'a> {
+    /// What items write where. The host reads `also`, besides what its items read.
+    pub fn new(
+        access: &'a ItemAccess,
+        values: usize,
+        on_gpu: &[bool],
+        also: impl Iterator<Item = Columns>,
+    ) -> Crossings<'a> {
         let mut written: Vec<Vec<Written>> = (0..values).map(|_| Vec::new()).collect();
         let mut host_reads: Vec<Vec<Columns>> = vec![Vec::new(); values];
         for (item, &is_on_gpu) in on_gpu.iter().enumerate() {
@@ -78,6 +83,7 @@ impl<'a> Crossings<'a> {
                 host_reads[columns.value.index()].push(*columns);
             }
         }
+        also.for_each(|columns| host_reads[columns.value.index()].push(columns));
         Crossings { access, written, host_reads }
     }
 

@@ -5,18 +5,20 @@
 //! next round may be under way; after a failed round everything is empty. Not here: the CPU's work (`exec/run.rs`),
 //! what the commands are (`script.rs`). Next: `bound.rs`.
 
-use super::bound::Bound;
+use super::adapt::{Resource, Sample};
+use super::bound::{Bound, Fill};
 use super::crossings::Side;
 use super::inputs::Inputs;
 use super::marks::{Marks, Timing};
 use super::ops::RoundArgs;
-use super::script::{Command, CpuPart, Touch};
+use super::script::{Command, CpuPart, Known, Touch};
 use crate::Error;
 use crate::exec::Round;
+use crate::exec::shared::Shared;
 use crate::exec::trace::{Label, Trace};
 use device::clock::Nanos;
 use device::gpu::{Access, DevicePtr, Gpu, GpuOp, Launch};
-use device::timeline::{CpuTicket, GpuTicket, SlotIndex, Timeline};
+use device::timeline::{CpuTicket, FillStep, GpuTicket, SlotIndex, Timeline};
 use device::trace::Track;
 use plan_format::costs::CaseCosts;
 use plan_format::program::{Program, Rows};
@@ -55,6 +57,9 @@ pub struct Driver {
     prologue: Vec<Arc<dyn GpuOp>>,
     inputs: Inputs,
     values: Vec<HostValue>,
+    host_arena: Shared,
+    /// Steps of a fill that depends on the round.
+    steps: Vec<FillStep>,
     /// Part of a switch's expected time that the hand-over itself takes.
     hand_over: HandOver,
     /// Schedule whose first transfers of the next round are queued.
@@ -62,6 +67,13 @@ pub struct Driver {
     /// Schedule of the round before.
     last: Option<usize>,
     marks: Marks,
+    /// What this round took.
+    sample: Sample,
+    /// When the CPU part under way began.
+    part_start: Nanos,
+    /// The smallest transfer that can be made at any time: to sense a link that the schedule leaves idle.
+    probe: Option<Probe>,
+    idle_rounds: u32,
     /// Commands queued in this round.
     queued: usize,
     waits: VecDeque<(usize, CpuTicket)>,
@@ -69,6 +81,33 @@ pub struct Driver {
     /// Signals of this round that have come.
     seen: usize,
     parts_done: usize,
+}
+
+/// A transfer that can be made at any time.
+#[derive(Clone, Copy, Debug)]
+struct Probe {
+    schedule: usize,
+    promotion: usize,
+}
+
+/// Rounds without transfers after which one is made to sense the link.
+const PROBED_ONE_IN: u32 = 16;
+
+impl Probe {
+    /// The one with the fewest bytes.
+    fn smallest(bound: &[Bound], program: &Program) -> Option<Probe> {
+        let of_schedule = |(schedule, bound): (usize, &Bound)| {
+            let whole = |(promotion, fill): (usize, &Fill)| match fill {
+                Fill::Whole(_) => {
+                    let item = &program.items[bound.items[promotion] as usize];
+                    Some((program.item_weight_bytes(item), Probe { schedule, promotion }))
+                }
+                Fill::Routed(_) => None,
+            };
+            bound.fills.iter().enumerate().filter_map(whole).min_by_key(|(bytes, _)| *bytes)
+        };
+        bound.iter().enumerate().filter_map(of_schedule).min_by_key(|(bytes, _)| *bytes).map(|(_, probe)| probe)
+    }
 }
 
 /// Times that a simulated GPU adds to each hand-over by itself.
@@ -92,6 +131,8 @@ pub struct Parts {
     pub inputs: Inputs,
     /// The host's arena as the GPU sees it.
     pub host_arena: DevicePtr,
+    /// The same as the CPU does.
+    pub values: Shared,
     /// See [`HandOver`].
     pub hand_over: HandOver,
 }
@@ -99,7 +140,7 @@ pub struct Parts {
 impl Driver {
     /// A driver between rounds.
     pub fn new(parts: Parts, program: &Program, offsets_bytes: &[u64]) -> Self {
-        let Parts { timeline, bound, prologue, inputs, host_arena, hand_over } = parts;
+        let Parts { timeline, bound, prologue, inputs, host_arena, values: memory, hand_over } = parts;
         let value = |(value, &offset): (&plan_format::program::Value, &u64)| HostValue {
             start: host_arena.offset(offset),
             rows: value.rows,
@@ -109,6 +150,12 @@ impl Driver {
         let most = |of: fn(&Command) -> bool| {
             bound.iter().map(|bound| bound.script.commands.iter().filter(|command| of(command)).count()).max()
         };
+        let routed = bound.iter().flat_map(|bound| &bound.fills).map(|fill| match fill {
+            Fill::Routed(routed) => routed.steps_max(),
+            Fill::Whole(_) => 0,
+        });
+        let steps = routed.max().unwrap_or(0);
+        let probe = Probe::smallest(&bound, program);
         let waits = most(|command| matches!(command, Command::WaitCpu(_))).unwrap_or(0);
         let signals = most(|command| matches!(command, Command::Signal(_))).unwrap_or(0);
         Self {
@@ -118,10 +165,16 @@ impl Driver {
             prologue,
             inputs,
             values,
+            host_arena: memory,
+            steps: Vec::with_capacity(steps),
             hand_over,
             ahead: None,
             last: None,
             marks: Marks::default(),
+            sample: Sample::default(),
+            part_start: Nanos(0),
+            probe,
+            idle_rounds: 0,
             queued: 0,
             waits: VecDeque::with_capacity(waits),
             signals: VecDeque::with_capacity(signals),
@@ -178,14 +231,31 @@ impl Driver {
     }
 
     fn fill(&mut self, turn: &Turn, promotion: usize) -> Result<(), Error> {
+        match self.bound[turn.schedule].script.known[promotion] {
+            Some(Known::Signal(number)) => self.wait_for(turn, number)?,
+            Some(Known::Part(part)) if part >= self.parts_done => {
+                return Err(Error::Program { what: "a transfer before its router's part" });
+            }
+            _ => {}
+        }
         let bound = &self.bound[turn.schedule];
-        let (slot, steps) = (SlotIndex(bound.slots[promotion]), &bound.fills[promotion]);
+        let slot = SlotIndex(bound.slots[promotion]);
+        let steps = match &bound.fills[promotion] {
+            Fill::Whole(steps) => steps,
+            Fill::Routed(routed) => {
+                self.steps.clear();
+                routed.steps(&*self.gpu, &self.host_arena, turn.args.tokens as usize, &mut self.steps)?;
+                &self.steps
+            }
+        };
         let mark = self.marks.take(&*self.gpu)?;
         self.timeline.fill_in_steps(slot, steps, mark.map(|mark| mark.begin))?;
         if let Some(mark) = mark {
             self.gpu.record(self.timeline.transfer_stream(), mark.end)?;
-            let label = Label::Fill(bound.items[promotion]);
-            self.marks.queued(mark, (Track::Transfer, self.parts_done, label));
+            let item = bound.items[promotion];
+            let expected_us = turn.case.and_then(|case| case.items.get(item as usize)).map_or(0.0, |i| i.stream_us);
+            let what = (Track::Transfer, self.parts_done, Label::Fill(item));
+            self.marks.queued(mark, what, f64::from(expected_us));
         }
         Ok(())
     }
@@ -203,6 +273,7 @@ impl Driver {
             self.wait_for(turn, needed)?;
         }
         self.gpu.host_delay();
+        self.part_start = turn.trace.now();
         self.declare(turn, part)
     }
 
@@ -221,6 +292,10 @@ impl Driver {
         if !turn.trace.sees_steps() {
             self.simulate(turn, part);
         }
+        let items = self.bound[turn.schedule].script.parts[part].items.clone();
+        let expected_us: f32 = turn.cpu_us.get(items).map_or(0.0, |times| times.iter().sum());
+        let measured_us = turn.trace.now().since(self.part_start).as_micros_f64();
+        self.sample.add(Resource::Cpu, measured_us, f64::from(expected_us));
         self.parts_done = part + 1;
         while self.waits.front().is_some_and(|(waits_for, _)| *waits_for <= part) {
             if let Some((_, ticket)) = self.waits.pop_front() {
@@ -228,6 +303,25 @@ impl Driver {
             }
         }
         Ok(())
+    }
+
+    /// Times a transfer that nobody needs, now and then, while the schedule leaves the link idle.
+    fn probe(&mut self, turn: &Turn) -> Result<(), Error> {
+        let is_idle = self.bound[turn.schedule].fills.is_empty();
+        self.idle_rounds = if is_idle { self.idle_rounds + 1 } else { 0 };
+        let Some(probe) = self.probe.filter(|_| is_idle && self.idle_rounds >= PROBED_ONE_IN) else { return Ok(()) };
+        if !self.marks.is_timed() || self.ahead.is_some_and(|ahead| !self.bound[ahead].fills.is_empty()) {
+            return Ok(());
+        }
+        self.idle_rounds = 0;
+        let Probe { schedule, promotion } = probe;
+        self.fill(&Turn { schedule, ..*turn }, promotion)?;
+        Ok(self.timeline.discard(SlotIndex(self.bound[schedule].slots[promotion]))?)
+    }
+
+    /// What the round took; forgotten here.
+    pub fn take_sample(&mut self) -> Sample {
+        std::mem::take(&mut self.sample)
     }
 
     /// The simulated machine's CPU works through the part's items.
@@ -252,7 +346,8 @@ impl Driver {
         }
         let gap_us = turn.case.map_or(0.0, |case| case.gap_us);
         self.gpu.host_worked(Nanos::from_micros_f64(f64::from(gap_us)));
-        self.marks.collect(&*self.gpu, turn.trace)
+        self.probe(turn)?;
+        self.marks.collect(&*self.gpu, turn.trace, &mut self.sample)
     }
 
     /// Ends a round that failed. Errors: the GPU is lost.
@@ -326,7 +421,7 @@ impl Driver {
         }
         if let Some(mark) = mark {
             self.gpu.record(compute, mark.end)?;
-            self.marks.queued(mark, (Track::Compute, self.parts_done, label));
+            self.marks.queued(mark, (Track::Compute, self.parts_done, label), f64::from(expected_us));
         }
         Ok(())
     }

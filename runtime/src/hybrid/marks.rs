@@ -1,6 +1,7 @@
 //! When the GPU's work ran: events around commands, read when the round has ended. Only while somebody wants to know:
 //! every event costs a call. Not here: rings (`exec/trace.rs`). Next: `driver.rs`.
 
+use super::adapt::{Resource, Sample};
 use crate::Error;
 use crate::exec::trace::{Label, Trace};
 use device::DeviceError;
@@ -14,9 +15,14 @@ pub enum Timing {
     /// It is not.
     #[default]
     Off,
+    /// Every command of some rounds is: enough to know how loaded the GPU is.
+    Sampled,
     /// Every command of every round is.
     On,
 }
+
+/// One round in so many is timed where samples are enough.
+const SAMPLED_ONE_IN: u32 = 4;
 
 /// Events of one timed command.
 #[derive(Clone, Copy, Debug)]
@@ -35,7 +41,20 @@ struct Open {
     track: Track,
     split: usize,
     label: Label,
+    expected_us: f64,
     base: usize,
+}
+
+impl Open {
+    /// Adds it to the resource that it used.
+    fn count(&self, took: Nanos, sample: &mut Sample) {
+        let resource = match self.label {
+            Label::Items(_) => Resource::Gpu,
+            Label::Fill(_) => Resource::Link,
+            _ => return,
+        };
+        sample.add(resource, took.as_micros_f64(), self.expected_us);
+    }
 }
 
 /// Marks of this round and, for transfers that go on, of the one before.
@@ -48,6 +67,7 @@ pub struct Marks {
     /// Two in turn: an event at the start of a round, and when that was.
     bases: Vec<(EventId, Nanos)>,
     base: usize,
+    rounds: u32,
 }
 
 impl Marks {
@@ -58,7 +78,8 @@ impl Marks {
 
     /// A round begins on the compute stream. Errors: the GPU is lost.
     pub fn begin(&mut self, gpu: &dyn Gpu, compute: StreamId, now: Nanos) -> Result<(), Error> {
-        if self.timing == Timing::Off {
+        self.rounds = self.rounds.wrapping_add(1);
+        if !self.is_timed() {
             return Ok(());
         }
         while self.bases.len() < 2 {
@@ -70,9 +91,18 @@ impl Marks {
         Ok(gpu.record(compute, *event)?)
     }
 
+    /// Whether this round is timed.
+    pub fn is_timed(&self) -> bool {
+        match self.timing {
+            Timing::Off => false,
+            Timing::Sampled => self.rounds % SAMPLED_ONE_IN == 1,
+            Timing::On => true,
+        }
+    }
+
     /// Events for a command; `None` if it is not timed. Errors: the GPU is lost.
     pub fn take(&mut self, gpu: &dyn Gpu) -> Result<Option<Mark>, Error> {
-        if self.timing == Timing::Off {
+        if !self.is_timed() {
             return Ok(None);
         }
         let index = match self.free.pop() {
@@ -86,13 +116,13 @@ impl Marks {
         Ok(Some(Mark { index, begin, end }))
     }
 
-    /// The command with these events is queued.
-    pub fn queued(&mut self, mark: Mark, (track, split, label): (Track, usize, Label)) {
-        self.open.push(Open { mark, track, split, label, base: self.base });
+    /// The command with these events is queued; it should take so long.
+    pub fn queued(&mut self, mark: Mark, (track, split, label): (Track, usize, Label), expected_us: f64) {
+        self.open.push(Open { mark, track, split, label, expected_us, base: self.base });
     }
 
-    /// Hands the times of finished commands to the trace. Errors: the GPU is lost.
-    pub fn collect(&mut self, gpu: &dyn Gpu, trace: &Trace) -> Result<(), Error> {
+    /// Hands the times of finished commands to the trace and to the sample. Errors: the GPU is lost.
+    pub fn collect(&mut self, gpu: &dyn Gpu, trace: &Trace, sample: &mut Sample) -> Result<(), Error> {
         let mut left = Vec::new();
         for open in self.open.drain(..) {
             let (base, start) = self.bases[open.base];
@@ -100,6 +130,7 @@ impl Marks {
             match at(open.mark.begin).and_then(|begin| Ok((begin, at(open.mark.end)?))) {
                 Ok(span) => {
                     trace.other(open.track, open.split, open.label, span);
+                    open.count(span.1.since(span.0), sample);
                     self.free.push(open.mark.index);
                 }
                 // A transfer for the next round, unless the base has been used again since.

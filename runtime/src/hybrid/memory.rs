@@ -35,6 +35,8 @@ pub struct GpuMap {
     pub trig: Vec<DevicePtr>,
     /// The round's inputs.
     pub inputs: GpuInputs,
+    /// By item whose experts are streamed when they are chosen: see [`GpuWeight::places`].
+    pub places: Vec<Option<DevicePtr>>,
 }
 
 /// Alignment of everything that is placed.
@@ -61,6 +63,8 @@ pub struct Tenants<'a> {
     pub slots: &'a Slots,
     /// What bounds states.
     pub state_limits: StateLimits,
+    /// Experts of items of which only chosen ones are streamed, by item.
+    pub routed: &'a [Option<usize>],
 }
 
 /// All that was taken.
@@ -100,6 +104,7 @@ struct Layouts {
     values: u64,
     inputs: u64,
     trig: Vec<u64>,
+    places: Vec<Option<u64>>,
 }
 
 struct StatePlaces {
@@ -125,7 +130,11 @@ impl Tenants<'_> {
 
     fn layouts(&self, maker: &dyn OpMaker, inputs: &InputLayout, ropes: &[u64]) -> Result<Layouts, Error> {
         let (mut weights, mut states, mut arena) = (Places::default(), Places::default(), Places::default());
-        let (resident, touched) = (self.weights_of(self.resident), self.weights_of(self.on_gpu));
+        let (resident, mut touched) = (self.weights_of(self.resident), self.weights_of(self.on_gpu));
+        // No operator reads them, but makers compute angles with them.
+        for factors in self.program.ropes.iter().filter_map(|rope| rope.factors) {
+            touched[factors.index()] = true;
+        }
         let (mut large, mut small) = (Vec::new(), Vec::new());
         for (index, weight) in self.program.weights.iter().enumerate() {
             let shape = self.weights.shape(WeightId(index as u32));
@@ -147,7 +156,8 @@ impl Tenants<'_> {
         let values = arena.add(on_gpu(self.arena.size_bytes));
         let inputs = arena.add(on_gpu(inputs.size_bytes));
         let trig = ropes.iter().map(|&bytes| arena.add(on_gpu(bytes))).collect();
-        Ok(Layouts { weights, states, arena, large, small, kept, values, inputs, trig })
+        let places = self.routed.iter().map(|experts| experts.map(|experts| arena.add(experts as u64 * 4))).collect();
+        Ok(Layouts { weights, states, arena, large, small, kept, values, inputs, trig, places })
     }
 
     /// Layout of each state that lives on the GPU.
@@ -288,7 +298,8 @@ impl Layouts {
         let large = |(index, place): (usize, &Option<(u64, Layout, u64)>)| {
             let (offset, layout, stride_bytes) = (*place)?;
             let start = weights.offset(offset);
-            Some(GpuWeight { shape: shape(index), layout, start, stride_bytes, places: None })
+            let shape = shape(index);
+            Some(GpuWeight { shape, layout, start, stride_bytes, places: None, room: shape.stack })
         };
         let small = |(index, place): (usize, &Option<u64>)| {
             let start = weights.offset((*place)?);
@@ -304,6 +315,7 @@ impl Layouts {
             states: self.kept.iter().map(state).collect(),
             trig: self.trig.iter().map(|&offset| arena.offset(offset)).collect(),
             inputs: inputs.at(inputs_start),
+            places: self.places.iter().map(|place| place.map(|offset| arena.offset(offset))).collect(),
         }
     }
 }

@@ -4,6 +4,7 @@
 //! the operators through the kind of GPU at hand (`ops.rs`, `sim.rs`). In a round `driver.rs` queues and hands over.
 //! Not here: the CPU's operators (`exec`), ordering rules (`device::timeline`), decisions (the plan). Next: `ops.rs`.
 
+pub mod adapt;
 pub(crate) mod bound;
 pub(crate) mod build;
 pub(crate) mod choose;
@@ -14,6 +15,7 @@ pub(crate) mod inputs;
 pub(crate) mod marks;
 pub(crate) mod memory;
 pub mod ops;
+pub(crate) mod routed;
 mod script;
 pub mod sim;
 pub(crate) mod states;

@@ -132,6 +132,15 @@ pub struct GpuWeight {
     /// Where the matrices of a stack lie: `None` = matrix e at place e. Else I32 \[stack\] in GPU memory: the place of
     /// each matrix, −1 for one that this round does not use.
     pub places: Option<DevicePtr>,
+    /// Matrices that there is room for: all of the stack, or as many as a round may use.
+    pub room: usize,
+}
+
+impl GpuWeight {
+    /// Bytes of its memory.
+    pub fn size_bytes(&self) -> u64 {
+        self.stride_bytes * self.room as u64
+    }
 }
 
 /// A small weight: F32 {elements} (biases of experts {out, experts}), 256-byte aligned.

@@ -8,6 +8,7 @@
 
 use super::crossings::{Crossing, Crossings, ItemAccess, Side};
 use plan_format::arena::Arena;
+use plan_format::operands::Columns;
 use plan_format::program::Program;
 use plan_format::schedule::{Promotion, Slots};
 use plan_format::{SlotId, ValueId};
@@ -33,6 +34,8 @@ pub struct Scene<'a> {
     pub promotions: &'a [Promotion],
     /// Temporary memory.
     pub slots: &'a Slots,
+    /// By promotion: the ids of the experts that its transfer brings; `None` = it brings all.
+    pub routed: &'a [Option<Columns>],
 }
 
 /// See the module text.
@@ -46,6 +49,17 @@ pub struct Script {
     pub horizons: Vec<usize>,
     /// Promotions whose transfers are queued in the round before.
     pub ahead: Vec<usize>,
+    /// By promotion: when the host knows the experts to bring, if it must.
+    pub known: Vec<Option<Known>>,
+}
+
+/// From when on the host knows which experts a round has chosen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Known {
+    /// This CPU part has ended.
+    Part(usize),
+    /// This signal has come.
+    Signal(usize),
 }
 
 /// Consecutive items on the CPU.
@@ -92,7 +106,12 @@ impl Script {
     pub fn new(scene: Scene<'_>) -> Script {
         let mut writer = Writer {
             scene,
-            crossings: Crossings::new(scene.access, scene.program.values.len(), scene.on_gpu),
+            crossings: Crossings::new(
+                scene.access,
+                scene.program.values.len(),
+                scene.on_gpu,
+                scene.routed.iter().copied().flatten(),
+            ),
             parts: Vec::new(),
             commands: Vec::new(),
             needs: Vec::new(),
@@ -162,6 +181,9 @@ impl Writer<'_> {
             self.commands.extend([Command::Read(slot), Command::Run(item..item + 1, Some(promotion))]);
             self.commands.push(Command::Release(slot));
             self.releases[promotion] = self.commands.len();
+            // Whoever overwrites the ids must not come before they were read for the transfer, which is before this.
+            let ids = self.scene.routed[promotion].map(|ids| (ids.value, self.commands.len()));
+            self.moved_in.extend(ids);
             return;
         }
         match self.commands.last_mut() {
@@ -233,31 +255,65 @@ impl Writer<'_> {
             let horizons = vec![0; self.parts.len()];
             return Script { parts: self.parts, horizons, ..Script::default() };
         }
-        let (fills, ahead) = self.fills();
+        let routes: Vec<Option<Route>> = self.scene.routed.iter().map(|ids| self.route((*ids)?)).collect();
+        let (fills, ahead) = self.fills(&routes);
         let mut signalled: BTreeSet<usize> = self.needs.iter().copied().filter(|&need| need > 0).collect();
         signalled.insert(self.commands.len());
+        signalled.extend(routes.iter().flatten().filter(|route| route.part.is_none()).map(|route| route.position));
         let mut commands = Vec::with_capacity(self.commands.len() + fills.len() + signalled.len());
         let mut numbers = Vec::new();
+        let due = |position: usize| fills.iter().filter(move |(at, _)| *at == position).map(|(_, index)| *index);
+        commands.extend(due(0).map(Command::Fill));
         for (index, command) in self.commands.drain(..).enumerate() {
             commands.push(command);
             if signalled.contains(&(index + 1)) {
                 commands.push(Command::Signal(numbers.len()));
                 numbers.push(index + 1);
             }
-            let due = fills.iter().filter(|(position, _)| *position == index + 1);
-            commands.extend(due.map(|(_, promotion)| Command::Fill(*promotion)));
+            commands.extend(due(index + 1).map(Command::Fill));
         }
         for (part, need) in self.parts.iter_mut().zip(&self.needs) {
             part.needs = numbers.iter().position(|number| number == need);
             merge_touches(&mut part.touches);
         }
-        let horizons = horizons(&self.parts, &commands);
-        Script { parts: self.parts, commands, horizons, ahead }
+        let known = routes.iter().map(|route| {
+            let route = route.as_ref()?;
+            let signal = || numbers.iter().position(|&number| number == route.position).map(Known::Signal);
+            route.part.map(Known::Part).or_else(signal)
+        });
+        let known: Vec<Option<Known>> = known.collect();
+        let horizons = horizons(&self.parts, &commands, &known);
+        Script { parts: self.parts, commands, horizons, ahead, known }
+    }
+
+    /// From when on the host knows these ids.
+    fn route(&self, ids: Columns) -> Option<Route> {
+        let router = self.scene.access.writes.iter().position(|writes| {
+            writes.iter().any(|written| written.value == ids.value && written.first_col == ids.first_col)
+        })?;
+        if !self.scene.on_gpu[router] {
+            let part = self.part_of(router);
+            let after = |command: &Command| match command {
+                Command::Run(items, _) => items.start > router,
+                _ => false,
+            };
+            let mut position = self.commands.iter().position(after).unwrap_or(self.commands.len());
+            let belongs = |command: &Command| {
+                matches!(command, Command::Read(_) | Command::WaitCpu(_) | Command::Move(Side::Gpu, _))
+            };
+            while position > 0 && belongs(&self.commands[position - 1]) {
+                position -= 1;
+            }
+            return Some(Route { position, part: Some(part) });
+        }
+        let moved =
+            self.moved_out.iter().find(|(crossing, _)| crossing.item == router && crossing.columns.value == ids.value);
+        moved.map(|(_, position)| Route { position: *position, part: None })
     }
 
     /// After how many commands each transfer is queued, in the order of the transfers, and which of them are for the
     /// next round: those whose slot has no earlier reader in a round.
-    fn fills(&self) -> (Vec<(usize, usize)>, Vec<usize>) {
+    fn fills(&self, routes: &[Option<Route>]) -> (Vec<(usize, usize)>, Vec<usize>) {
         let promotions = self.scene.promotions;
         let overlap = |a: SlotId, b: SlotId| {
             let (a, b) = (self.scene.slots.slots[a.index()], self.scene.slots.slots[b.index()]);
@@ -268,9 +324,10 @@ impl Writer<'_> {
         };
         let (mut this_round, mut ahead) = (Vec::new(), Vec::new());
         for (index, promotion) in promotions.iter().enumerate() {
-            match freed(0..index, promotion.slot) {
-                Some(position) => this_round.push((position, index)),
-                None => ahead.push(index),
+            match (freed(0..index, promotion.slot), &routes[index]) {
+                (freed, Some(route)) => this_round.push((freed.unwrap_or(0).max(route.position), index)),
+                (Some(position), None) => this_round.push((position, index)),
+                (None, None) => ahead.push(index),
             }
         }
         let next_round = ahead.iter().map(|&index| (freed(0..promotions.len(), promotions[index].slot), index));
@@ -283,6 +340,12 @@ impl Writer<'_> {
         }
         (fills, ahead)
     }
+}
+
+/// After how many commands the host can know the chosen experts, and after which CPU part if the router runs there.
+struct Route {
+    position: usize,
+    part: Option<usize>,
 }
 
 /// Values that an item touches on the CPU.
@@ -299,8 +362,8 @@ fn merge_touches(touches: &mut Vec<(ValueId, Touch)>) {
 }
 
 /// How many commands are queued before each part begins: up to the signal that it needs, all that the GPU can do beside
-/// it, and a little of what follows it.
-fn horizons(parts: &[CpuPart], commands: &[Command]) -> Vec<usize> {
+/// it, and a little of what follows it; but no transfer that is known only after the part.
+fn horizons(parts: &[CpuPart], commands: &[Command], known: &[Option<Known>]) -> Vec<usize> {
     let first_wait =
         |after: usize| commands.iter().position(|command| matches!(command, Command::WaitCpu(part) if *part >= after));
     let mut reached = 0;
@@ -309,7 +372,17 @@ fn horizons(parts: &[CpuPart], commands: &[Command]) -> Vec<usize> {
         let needed = commands.iter().position(signal).map_or(0, |position| position + 1);
         let beside = first_wait(index).unwrap_or(commands.len()).max(needed);
         let next = first_wait(index + 1).unwrap_or(commands.len());
-        reached = next.min(beside + LOOK_AHEAD).max(beside).max(reached);
+        let wait = first_wait(index).unwrap_or(commands.len());
+        let unknown = |(position, command): (usize, &Command)| match command {
+            Command::Fill(promotion) => match known[*promotion] {
+                Some(Known::Part(part)) => part >= index,
+                Some(Known::Signal(_)) => position > wait,
+                None => false,
+            },
+            _ => false,
+        };
+        let stop = commands.iter().enumerate().position(unknown).unwrap_or(commands.len());
+        reached = next.min(beside + LOOK_AHEAD).max(beside).min(stop).max(needed).max(reached);
         reached
     };
     parts.iter().enumerate().map(horizon).collect()

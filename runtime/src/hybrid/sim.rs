@@ -12,6 +12,7 @@ use crate::exec::scratch::WorkerScratch;
 use crate::exec::shared::Shared;
 use crate::exec::states::States;
 use crate::exec::step::Step;
+use crate::exec::weights::Elsewhere;
 use crate::exec::{Round, Span, WeightStore};
 use device::DeviceError;
 use device::gpu::{Access, DevicePtr, GpuOp, GpuTarget, LaunchArgs};
@@ -171,19 +172,18 @@ impl SimMaker {
                 regions.push(Arc::new(self.memory(place.start, place.len * 4)?));
             } else {
                 let place = env.weight(weight)?;
-                let bytes = place.stride_bytes * place.shape.stack as u64;
-                large.push((weight, regions.len(), place.stride_bytes as usize));
-                regions.push(Arc::new(self.memory(place.start, bytes as usize)?));
+                let (region, stride_bytes) = (regions.len(), place.stride_bytes as usize);
+                regions.push(Arc::new(self.memory(place.start, place.size_bytes() as usize)?));
+                let table = place.places.map(|table| self.memory(table, place.shape.stack * 4)).transpose()?;
+                let table = table.map(|table| {
+                    regions.push(Arc::new(table));
+                    regions.len() - 1
+                });
+                large.push((weight, Elsewhere { region, layout: CpuLayout::Panel16, stride_bytes, table }));
             }
         }
-        let find_large = |wanted: WeightId| {
-            let (_, region, stride_bytes) = large.iter().find(|(weight, ..)| *weight == wanted)?;
-            Some((*region, CpuLayout::Panel16, 0, *stride_bytes))
-        };
-        let find_small = |wanted: WeightId| {
-            let (_, region) = small.iter().find(|(weight, _)| *weight == wanted)?;
-            Some((*region, 0))
-        };
+        let find_large = |wanted: WeightId| large.iter().find(|(weight, _)| *weight == wanted).map(|(_, place)| *place);
+        let find_small = |wanted: WeightId| small.iter().find(|(weight, _)| *weight == wanted).map(|(_, place)| *place);
         Ok(self.weights.elsewhere(&regions, find_large, find_small))
     }
 
@@ -212,7 +212,12 @@ fn touches(ops: &Range<usize>, env: &OpEnv<'_>) -> Result<Vec<Touched>, Error> {
                     Ok(small) => (small.start, small.len as u64 * 4),
                     Err(_) => {
                         let place = env.weight(weight)?;
-                        (place.start, place.stride_bytes * place.shape.stack as u64)
+                        let table = place.places.map(|start| {
+                            let bytes = Extent::Fixed(place.shape.stack as u64 * 4);
+                            Touched { start, bytes, access: Access::Read }
+                        });
+                        list.extend(table);
+                        (place.start, place.size_bytes())
                     }
                 };
                 list.push(Touched { start, bytes: Extent::Fixed(bytes), access: Access::Read });

@@ -55,6 +55,10 @@ pub enum Mixture {
     Promoted { slots: u32 },
     /// Mixers resident, every streamable item else streamed through so many slots.
     AllPromoted { slots: u32 },
+    /// Experts streamed when they are chosen, for one token, through so many slots; routers on the CPU.
+    RoutedByCpu { slots: u32 },
+    /// The same with all else on the GPU.
+    RoutedByGpu { slots: u32 },
     /// Any of three, by seed.
     Random { seed: u64 },
 }
@@ -66,6 +70,10 @@ fn is_streamable(kind: ItemKind) -> bool {
 fn is_ffn(kind: ItemKind) -> bool {
     use ItemKind::*;
     matches!(kind, FfnInput | FfnOutput | ExpertsInput | ExpertsOutput | SharedExperts)
+}
+
+fn is_routed(kind: ItemKind) -> bool {
+    matches!(kind, ItemKind::ExpertsInput | ItemKind::ExpertsOutput)
 }
 
 #[derive(Clone, Copy, PartialEq)]
@@ -88,6 +96,7 @@ fn places(program: &Program, mixture: Mixture) -> (Vec<Place>, u32) {
     };
     let slots = match mixture {
         Mixture::Promoted { slots } | Mixture::AllPromoted { slots } => slots,
+        Mixture::RoutedByCpu { slots } | Mixture::RoutedByGpu { slots } => slots,
         Mixture::Random { seed } => 1 + (seed % 3) as u32,
         _ => 0,
     };
@@ -107,6 +116,9 @@ fn places(program: &Program, mixture: Mixture) -> (Vec<Place>, u32) {
             Mixture::Promoted { .. } => Place::Host,
             Mixture::AllPromoted { .. } if streamable => Place::Promoted,
             Mixture::AllPromoted { .. } => Place::Resident,
+            Mixture::RoutedByCpu { .. } | Mixture::RoutedByGpu { .. } if is_routed(item.kind) => Place::Promoted,
+            Mixture::RoutedByCpu { .. } => Place::Host,
+            Mixture::RoutedByGpu { .. } => Place::Resident,
             Mixture::Random { .. } => match draw() % 3 {
                 0 => Place::Resident,
                 1 if streamable => Place::Promoted,
@@ -121,18 +133,28 @@ pub fn model(name: &str) -> gguf::Model {
     gguf::Model::open(&fixtures::reference_dir().join(format!("tiny-{name}.gguf"))).expect("reference model")
 }
 
-/// Bytes that an item takes in a slot.
-fn slot_bytes(program: &Program, item: &plan_format::program::Item) -> u64 {
+/// Bytes that an item takes in a slot, of stacks so many matrices at most.
+fn slot_bytes(program: &Program, item: &plan_format::program::Item, experts_max: u64) -> u64 {
     let bytes = item.weights.iter().map(|weight| {
         let tensor = &program.tensors[program.weights[weight.index()].tensor.index()];
         let ty = WeightType::try_from(gguf::GgmlType::from_id(tensor.ggml_type)).expect("a known type");
         let matrix = packed_bytes(ty, tensor.rows() as usize, tensor.cols() as usize).expect("whole blocks");
-        (matrix.next_multiple_of(64) as u64 * tensor.dims[2] * tensor.dims[3]).next_multiple_of(256)
+        let stack = (tensor.dims[2] * tensor.dims[3]).min(experts_max);
+        (matrix.next_multiple_of(64) as u64 * stack).next_multiple_of(256)
     });
     bytes.sum()
 }
 
-fn schedule(program: &Program, places: &[Place], slots: u32, phase: Phase) -> Schedule {
+/// Experts that a token chooses.
+fn chosen(program: &Program) -> u64 {
+    let of_op = |op: &plan_format::program::Op| match op.kind {
+        plan_format::program::OpKind::ExpertMatMul { chosen, .. } => Some(u64::from(chosen)),
+        _ => None,
+    };
+    program.ops.iter().find_map(of_op).unwrap_or(1)
+}
+
+fn schedule(places: &[Place], slots: u32, phase: Phase) -> Schedule {
     let promoted = places.iter().enumerate().filter(|(_, place)| **place == Place::Promoted);
     let promotion = |(number, (item, _)): (usize, (usize, &Place))| Promotion {
         item: ItemId(item as u32),
@@ -140,7 +162,6 @@ fn schedule(program: &Program, places: &[Place], slots: u32, phase: Phase) -> Sc
         after: None,
     };
     let promotions = promoted.enumerate().map(promotion).collect();
-    let _ = program;
     Schedule { phase, cpu_threads: 2, promotions, predicted_us: 1000.0 }
 }
 
@@ -157,10 +178,16 @@ pub fn plan(name: &str, mixture: Mixture) -> Plan {
         Place::Host => Home::Host(HostMemory::Pageable),
     };
     let promoted = program.items.iter().zip(&places).filter(|(_, place)| **place == Place::Promoted);
-    let size_bytes = promoted.map(|(item, _)| slot_bytes(&program, item)).max().unwrap_or(256);
+    let routed = matches!(mixture, Mixture::RoutedByCpu { .. } | Mixture::RoutedByGpu { .. });
+    let experts_max = if routed { chosen(&program) } else { u64::MAX };
+    let size_bytes = promoted.map(|(item, _)| slot_bytes(&program, item, experts_max)).max().unwrap_or(256);
     let slot = |index: u32| Slot { offset_bytes: u64::from(index) * size_bytes, size_bytes };
     let phases = [Phase::Decode, Phase::Prefill { ubatch_tokens: UBATCH_TOKENS }];
-    let schedules = phases.iter().map(|phase| schedule(&program, &places, slot_count, *phase)).collect();
+    let mut schedules: Vec<_> = phases.iter().map(|phase| schedule(&places, slot_count, *phase)).collect();
+    if routed {
+        // Many tokens choose more experts than a slot for one token holds.
+        schedules[1].promotions.clear();
+    }
     let layouts = program.weights.iter().map(|weight| vec![Layout::Gguf; weight.parts.len()]).collect();
     Plan {
         origin: origin(&model, limits),
