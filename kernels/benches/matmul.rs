@@ -2,23 +2,10 @@
 //! Against the machine's bounds, over memory: `examples/matmul_speed.rs`. `cargo test --benches` runs them once, small.
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
-use kernels::cases::MatmulCase;
+use kernels::cases::{DECODE_TOKENS, MatmulCase, PREFILL_TOKENS, SPEED_TYPES};
 use kernels::cpu::Isa;
 use kernels::cpu::matmul::{Layout, Matrix, Output, Product, act_row_bytes, matmul, prepare_act};
 use kernels::quant::{WeightType, pack_panels, packed_bytes, panels};
-
-const TYPES: [WeightType; 10] = [
-    WeightType::Q4_0,
-    WeightType::Q4_1,
-    WeightType::Q8_0,
-    WeightType::Q4_K,
-    WeightType::Q5_K,
-    WeightType::Q6_K,
-    WeightType::MXFP4,
-    WeightType::IQ4_XS,
-    WeightType::F16,
-    WeightType::BF16,
-];
 
 /// Packed weights and prepared activations of a case.
 fn operands(case: &MatmulCase, isa: Isa) -> (Vec<u8>, Vec<u8>) {
@@ -34,16 +21,18 @@ fn operands(case: &MatmulCase, isa: Isa) -> (Vec<u8>, Vec<u8>) {
 }
 
 fn products(criterion: &mut Criterion) {
-    for (name, rows, cols, tokens) in [("gemv", 128, 2048, 1), ("gemm", 128, 2048, 64)] {
-        let mut group = criterion.benchmark_group(name);
-        for (isa, ty) in Isa::available().skip(1).flat_map(|isa| TYPES.map(|ty| (isa, ty))) {
+    let (rows, cols) = (128, 2048);
+    let prefill = if std::env::args().any(|argument| argument == "--bench") { PREFILL_TOKENS } else { 16 };
+    for tokens in DECODE_TOKENS.into_iter().chain([prefill]) {
+        let mut group = criterion.benchmark_group(format!("product, {tokens} tokens"));
+        for (isa, ty) in Isa::available().skip(1).flat_map(|isa| SPEED_TYPES.map(|ty| (isa, ty))) {
             let case = MatmulCase { ty, rows, cols, tokens };
             let (packed, acts) = operands(&case, isa);
             let matrix = Matrix::new(ty, Layout::Panel16, rows, cols, &packed).expect("a matrix");
             let mut out = vec![0.0; rows * tokens];
             let product = Product::new(matrix, &acts, tokens, Output::new(&mut out, rows)).expect("a product");
             group.throughput(match tokens {
-                1 => Throughput::Bytes(packed.len() as u64),
+                1..=8 => Throughput::Bytes(packed.len() as u64),
                 _ => Throughput::Elements(2 * (rows * cols * tokens) as u64),
             });
             group.bench_function(BenchmarkId::new(isa.name(), ty), |bencher| {

@@ -100,6 +100,26 @@ pub fn matmul_cases() -> Vec<MatmulCase> {
     cases
 }
 
+/// Types whose speed is tracked.
+pub const SPEED_TYPES: [WeightType; 10] = [
+    WeightType::Q4_0,
+    WeightType::Q4_1,
+    WeightType::Q8_0,
+    WeightType::Q4_K,
+    WeightType::Q5_K,
+    WeightType::Q6_K,
+    WeightType::MXFP4,
+    WeightType::IQ4_XS,
+    WeightType::F16,
+    WeightType::BF16,
+];
+
+/// Tokens of decode rounds whose speed is tracked: one, and batches that verify guesses.
+pub const DECODE_TOKENS: [usize; 3] = [1, 4, 8];
+
+/// Tokens of a prefill batch whose speed is tracked.
+pub const PREFILL_TOKENS: usize = 512;
+
 /// What computes products.
 pub trait MatmulBackend {
     /// Name for failures.

@@ -1,9 +1,10 @@
 //! Project chores: `cargo xtask demo` shows the tool on a real model, `cargo xtask test` is what CI runs.
 //! Not here: anything that a user of the binaries needs. Next: `demo.rs`, `test.rs`, `fetch.rs`,
-//! `tidy.rs`, `ptx.rs`.
+//! `tidy.rs`, `ptx.rs`, `instructions.rs`.
 
 mod demo;
 mod fetch;
+mod instructions;
 mod process;
 mod ptx;
 mod test;
@@ -44,6 +45,12 @@ enum Task {
         #[arg(long, value_name = "REASON")]
         accept: Option<String>,
     },
+    /// Count the CPU kernels' instructions under callgrind and compare with the committed table; --write renews it
+    Instructions {
+        /// --write
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        arguments: Vec<String>,
+    },
     /// Fetch models and vocabularies that tests use into the cache, and print its folder
     Fetch,
 }
@@ -65,6 +72,7 @@ fn run(task: Task) -> Result<()> {
         Task::Tidy => tidy::run(),
         Task::Plans { accept } => test::plans(accept.as_deref()),
         Task::Ptx { arguments } => ptx::run(&arguments),
+        Task::Instructions { arguments } => instructions::run(&arguments),
         Task::Fetch => fetch::everything().map(|folder| println!("{}", folder.display())),
     }
 }

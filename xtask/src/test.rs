@@ -2,7 +2,7 @@
 //! Not here: the tests themselves (each crate's, and `tests/` for whole programs).
 
 use crate::process::{self, cargo};
-use crate::{fetch, ptx, tidy};
+use crate::{fetch, instructions, ptx, tidy};
 use anyhow::{Context, Result};
 use std::path::PathBuf;
 use std::process::Command;
@@ -19,6 +19,7 @@ const STEPS: &[Step] = &[
     ("tests", tests),
     ("plans", || plans(None)),
     ("loom", loom),
+    ("instructions", || instructions::run(&[])),
     ("references", references),
 ];
 

@@ -8,6 +8,7 @@ use super::simd::{Kernel, LANES, Simd, dispatch};
 use super::view::{View, ViewMut};
 use crate::cpu::Isa;
 use half::f16;
+use std::ops::Range;
 
 /// Positions of a cache block. Logical block b of a sequence holds its positions 64·b .. 64·b + 64.
 pub const KV_BLOCK: usize = 64;
@@ -44,6 +45,16 @@ impl KvView<'_> {
         match self {
             Self::F16(view) => view.cols(),
             Self::F32(view) => view.cols(),
+        }
+    }
+}
+
+impl<'a> KvViewMut<'a> {
+    /// The columns `cols` of every slot.
+    pub fn col_range(self, cols: Range<usize>) -> KvViewMut<'a> {
+        match self {
+            Self::F16(view) => Self::F16(view.col_range(cols)),
+            Self::F32(view) => Self::F32(view.col_range(cols)),
         }
     }
 }
