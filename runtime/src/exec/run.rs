@@ -322,6 +322,11 @@ impl Executor {
         self.hybrid.as_ref().map_or((Vec::new(), [1.0; 3]), Hybrid::switches)
     }
 
+    /// Schedule of the last round, by number.
+    pub fn schedule(&self) -> usize {
+        self.hybrid.as_ref().map_or(0, |hybrid| lock(&hybrid.driver).schedule())
+    }
+
     /// What a person should know of how the GPU takes part.
     pub fn notes(&self) -> &[String] {
         self.hybrid.as_ref().map_or(&[], |hybrid| &hybrid.notes)

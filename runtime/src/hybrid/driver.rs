@@ -183,6 +183,11 @@ impl Driver {
         }
     }
 
+    /// Schedule of the last round.
+    pub fn schedule(&self) -> usize {
+        self.last.unwrap_or(0)
+    }
+
     /// Parts of the CPU team in a schedule.
     pub fn parts(&self, schedule: usize) -> &[CpuPart] {
         &self.bound[schedule].script.parts
