@@ -63,6 +63,8 @@ fn the_page_says_everything_and_needs_nothing_from_elsewhere() {
             "Memory by region",
             "One round",
             "Regimes",
+            "Under changing load",
+            "(the paper: 38 %)",
             "What each mechanism contributes",
             "3.29×",
             "1.94×",

@@ -212,3 +212,94 @@ fn chain_us(problem: &Problem, case: usize) -> f64 {
     }
     end_us.into_iter().fold(0.0, f64::max)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cost::{Demand, ItemFacts};
+    use crate::profile::{machines::MACHINES, synthetic};
+    use plan_format::artifact::KvType;
+    use plan_format::costs::{CaseCosts, CostModel, ItemCost, Team};
+    use plan_format::program::ItemKind;
+    use plan_format::schedule::Phase;
+
+    /// A chain of embedding, a dense item, experts of which a tenth is read, and a head.
+    fn chain_of_four() -> Problem {
+        let kinds = [ItemKind::Embedding, ItemKind::FfnInput, ItemKind::ExpertsInput, ItemKind::Head];
+        let item = |(index, kind): (usize, ItemKind)| ItemFacts {
+            name: format!("item {index}"),
+            kind,
+            layer: None,
+            weight_bytes: [0, 100, 1000, 200][index] * 1_000_000,
+            output_bytes_per_token: 4,
+        };
+        let cost = |gpu_us| ItemCost { gpu_us, ..ItemCost::default() };
+        let case = CaseCosts {
+            phase: Phase::Decode,
+            context_tokens: 1,
+            gap_us: 0.0,
+            cpu_us: vec![1.0, 50.0, 40.0, 90.0, 2.0, 30.0, 45.0, 80.0],
+            items: vec![cost(0.5), cost(10.0), cost(60.0), cost(20.0)],
+        };
+        let team = |threads| Team { threads, cpu_slowdown_while_link: 1.0, link_slowdown_while_cpu: 1.0 };
+        Problem {
+            items: kinds.into_iter().enumerate().map(item).collect(),
+            costs: CostModel {
+                teams: vec![team(1), team(2)],
+                input_start: vec![0, 0, 1, 2, 3],
+                inputs: (0..3).map(plan_format::ItemId).collect(),
+                cases: vec![case],
+            },
+            slot_bytes: vec![vec![0; 4]],
+            read_bytes: vec![vec![0, 100_000_000, 100_000_000, 200_000_000]],
+            ubatches: Vec::new(),
+            small_weight_bytes: 0,
+            demand: Demand {
+                context_tokens: 1,
+                kv_type: KvType::F16,
+                prompt_tokens: 1,
+                generate_tokens: 1,
+                output_tokens: 1,
+                ubatch_tokens: Vec::new(),
+            },
+        }
+    }
+
+    #[test]
+    fn floors_of_any_placement_are_those_of_a_fractional_knapsack_and_the_fastest_chain() {
+        let mut profile = synthetic::profile(&MACHINES[0]);
+        profile.memory.read_gb_per_s = 40.0;
+        let problem = chain_of_four();
+        let bytes = [0, 100_000_000, 1_000_000_000, 200_000_000];
+        // Room, and what is left on the host: what is read as a whole goes first, then experts a tenth at a time.
+        for (room, host) in [(0, 400), (100, 300), (300, 100), (800, 50), (1300, 0), (9000, 0)] {
+            let floor = any_floor(&problem, &profile, 0, &bytes, room * 1_000_000);
+            assert!((floor.host_bytes - f64::from(host) * 1e6).abs() < 1.0, "{room} MB: {floor:?}");
+            assert!((floor.memory_us - f64::from(host) * 25.0).abs() < 1e-3, "{room} MB: {floor:?}");
+            assert_eq!(floor.read_bytes, 4e8);
+            // Embedding on the CPU with the better team, dense and head on the GPU, experts on the CPU.
+            assert_eq!(floor.chain_us, 1.0 + 10.0 + 40.0 + 20.0);
+        }
+    }
+
+    #[test]
+    fn verdicts_compare_rounds_of_equal_size() {
+        let floor = AnyFloor { read_bytes: 1.0, host_bytes: 1.0, memory_us: 300.0, chain_us: 100.0 };
+        let reach = |speedup| Reach { speedup, most: 9.0 };
+        let claim = |plan_us: f64, paper| Claim {
+            base_us: 500.0,
+            base_tokens: 256,
+            plan_us,
+            plan_tokens: 512,
+            reach: reach(1000.0 / plan_us),
+            floor,
+            paper,
+        };
+        let case = claim(400.0, 2.0);
+        assert_eq!((case.base_for_plan_us(), case.asked_us(), case.floor.us()), (1000.0, 500.0, 300.0));
+        assert!((case.most_any() - 10.0 / 3.0).abs() < 1e-12);
+        assert_eq!(case.verdict(), Verdict::Reached);
+        assert_eq!(claim(400.0, 3.0).verdict(), Verdict::WithinFloors);
+        assert_eq!(claim(400.0, 3.4).verdict(), Verdict::BeyondFloors);
+    }
+}

@@ -7,7 +7,7 @@ use super::placement::swatch;
 use super::regimes::ms;
 use super::svg::number;
 use super::view::{View, tokens_per_s};
-use super::{claims_text, contribution, density, memory, palette, placement, regimes, timeline};
+use super::{adaptation, claims_text, contribution, density, memory, palette, placement, regimes, timeline};
 use crate::simulate::round::RoundError;
 use plan_format::artifact::Plan;
 use plan_format::schedule::Phase;
@@ -37,6 +37,7 @@ pub fn page(name: &str, plan: &Plan, study: Option<Study<'_>>) -> Result<String,
     memory_section(&mut html, plan);
     timeline_sections(&mut html, &view);
     regime_section(&mut html, &view);
+    adaptation_section(&mut html, &view);
     contribution_section(&mut html, study);
     Ok(html.finish())
 }
@@ -53,9 +54,11 @@ fn head(html: &mut Html, view: &View<'_>, study: Option<Study<'_>>) {
             format!("{name} at {} cached, {} a round", outcome.bucket_tokens, ms(outcome.round_us)),
         ));
     }
-    let gpu_bytes: u64 = palette::GPU_REGIONS.iter().map(|&(region, ..)| plan.report.bytes(region)).sum();
-    let ceiling = bytes_text(plan.origin.options.vram_bytes);
-    tiles.push((bytes_text(gpu_bytes), format!("on the GPU, of {ceiling}")));
+    let vram_bytes = plan.origin.options.vram_bytes;
+    if vram_bytes > 0 {
+        let gpu_bytes: u64 = palette::GPU_REGIONS.iter().map(|&(region, ..)| plan.report.bytes(region)).sum();
+        tiles.push((bytes_text(gpu_bytes), format!("on the GPU, of {}", bytes_text(vram_bytes))));
+    }
     if let Some(optimality) = &plan.report.optimality {
         let gap = 100.0 * (optimality.dp_us / optimality.lp_bound_us - 1.0);
         tiles.push((format!("{gap:.2} %"), "static placement above its lower bound".to_owned()));
@@ -129,15 +132,15 @@ pub(super) fn round(html: &mut Html, view: &View<'_>, phase: Phase) {
         outcome.bucket_tokens,
         ms(outcome.round_us)
     ));
-    let busy = |us: f64| format!("{} ({:.0} %)", ms(us), 100.0 * us / outcome.round_us);
+    let work = [("CPU", outcome.busy.cpu_us), ("GPU", outcome.busy.gpu_us), ("link", outcome.busy.link_us)];
+    let busy = |&(name, us): &(&str, f64)| format!("{name} {} ({:.0} %)", ms(us), 100.0 * us / outcome.round_us);
+    let list: Vec<String> = work.iter().filter(|(_, us)| *us > 0.0).map(busy).collect();
     html.paragraph(&format!(
-        "Schedule S{}: {} CPU threads, {} items streamed. Work: CPU {}, GPU {}, link {}.",
+        "Schedule S{}: {} CPU threads, {} items streamed. Work: {}.",
         outcome.schedule.0,
         schedule.cpu_threads,
         schedule.promotions.len(),
-        busy(outcome.busy.cpu_us),
-        busy(outcome.busy.gpu_us),
-        busy(outcome.busy.link_us)
+        list.join(", ")
     ));
     let whole = timeline::Window::whole(view, &played, index);
     html.drawing(&whole.svg());
@@ -171,8 +174,21 @@ fn regime_section(html: &mut Html, view: &View<'_>) {
             ("cells", number),
         ];
         let rows = regimes::schedule_rows(view, &cells);
-        html.folded_table(&format!("its {} schedules", rows.len()), columns, &rows);
+        let plural = if rows.len() == 1 { "" } else { "s" };
+        html.folded_table(&format!("{} schedule{plural}", rows.len()), columns, &rows);
     }
+}
+
+fn adaptation_section(html: &mut Html, view: &View<'_>) {
+    let stretches = adaptation::stretches(view);
+    if stretches.is_empty() {
+        return;
+    }
+    html.section("Under changing load");
+    html.paragraph("Decode when others take a resource (the paper's Figures 4 and 13); switching costs nothing here.");
+    html.legend(adaptation::COLORS.map(|(color, name)| (swatch(color), name)));
+    html.drawing(&adaptation::svg(&stretches));
+    html.list(&adaptation::sentences(&stretches));
 }
 
 fn contribution_section(html: &mut Html, study: Option<Study<'_>>) {

@@ -25,7 +25,7 @@ pub fn svg(view: &View<'_>) -> String {
     let layers = view.layers().max(1);
     let present: Vec<(ItemKind, &str)> =
         KINDS.iter().filter(|(kind, _)| view.items().iter().any(|item| item.kind == *kind)).copied().collect();
-    let column = ((WIDTH - LEFT - RIGHT) / f64::from(layers)).min(24.0);
+    let column = ((WIDTH - LEFT - RIGHT) / f64::from(layers)).min(36.0);
     let height = TOP + ROW * present.len() as f64 + 10.0;
     let mut svg = Svg::new(WIDTH, height);
     layer_numbers(&mut svg, layers, column);

@@ -1,6 +1,6 @@
 //! The timeline of one round: CPU, GPU, copy engine and switches over time, as a whole and magnified.
 
-use super::palette::{GROUPS, kind_color};
+use super::palette::{GROUPS, kind_color, kind_name};
 use super::svg::{Anchor, Rect, Svg, number, ticks};
 use super::view::{View, item_label};
 use crate::simulate::{Lane, Span, Timeline};
@@ -10,6 +10,8 @@ const WIDTH: f64 = 1120.0;
 const LEFT: f64 = 120.0;
 const LANE: f64 = 36.0;
 const TOP: f64 = 10.0;
+/// Width of a letter, generously.
+const LETTER: f64 = 6.2;
 
 /// A stretch of a timeline to draw.
 #[derive(Clone, Copy, Debug)]
@@ -53,7 +55,7 @@ impl<'a> Window<'a> {
 
     fn x(&self, at_us: f64) -> f64 {
         let share = (at_us - self.from_us) / (self.to_us - self.from_us).max(1e-9);
-        LEFT + (WIDTH - LEFT - 10.0) * share.clamp(0.0, 1.0)
+        LEFT + (WIDTH - LEFT - 20.0) * share.clamp(0.0, 1.0)
     }
 
     /// The drawing.
@@ -100,8 +102,9 @@ impl<'a> Window<'a> {
         let tooltip = format!("{}{what}: {us} µs from {}", item.name, number((span.start_us - self.from_us) / 1000.0));
         let rect = Rect { x, y: y + 3.0, width, height: LANE - 8.0 };
         svg.rect_with(rect, &format!("fill=\"{color}\" fill-opacity=\"{opacity}\""), &format!("{tooltip} ms"));
-        let label = item_label(item);
-        if span.lane != Lane::Switch && width > 6.2 * label.chars().count() as f64 {
+        let labels = [item_label(item), kind_name(item.kind).to_owned()];
+        let fits = |label: &&String| width > LETTER * label.chars().count() as f64;
+        if let Some(label) = labels.iter().find(fits).filter(|_| span.lane != Lane::Switch) {
             let class = if ahead { "small" } else { "inverse small" };
             svg.text(x + width / 2.0, y + 21.0, Anchor::Middle, class, label);
         }
