@@ -144,7 +144,7 @@ impl Executor {
         self.check(round)?;
         self.trace.begin_round();
         match self.hybrid {
-            Some(_) => self.run_parts(round)?,
+            Some(_) => self.run_parts(round, None)?,
             None => self.run_steps(round)?,
         }
         // SAFETY: the round is over, and the next needs `&mut self`.
@@ -170,8 +170,9 @@ impl Executor {
     }
 
     /// A round on CPU and GPU: worker 0 drives the GPU between its own work.
-    fn run_parts(&mut self, round: &Round) -> Result<(), Error> {
-        let Self { prepared, memory, states, weights, isa, limits, scratch, team, hybrid, trace, .. } = self;
+    /// With `diagnosis`, the first value there that is not finite is looked for after each part on the CPU.
+    fn run_parts(&mut self, round: &Round, diagnosis: Option<&Mutex<Option<String>>>) -> Result<(), Error> {
+        let Self { prepared, memory, states, weights, isa, limits, scratch, team, hybrid, trace, watched, .. } = self;
         let Some(hybrid) = hybrid else { return Ok(()) };
         let (isa, precision, ropes) = (*isa, limits.precision, &prepared.ropes);
         let steps_traced = trace.sees_steps().then_some(&*trace);
@@ -192,6 +193,12 @@ impl Executor {
                     return;
                 }
                 failure.note_later(context.part(worker, &mut scratch, &prepared.steps, (index, part)));
+                if let Some(found) = diagnosis.filter(|_| drives) {
+                    let ops = prepared.steps[part.own.clone()].iter().map(|step| step.op.index());
+                    let bad = ops.filter_map(|op| context.non_finite(&watched[op])).next();
+                    let mut found = lock(found);
+                    *found = found.take().or(bad);
+                }
                 if drives {
                     failure.note(lock(&hybrid.driver).after_part(&turn, index));
                 }
@@ -210,12 +217,14 @@ impl Executor {
     }
 
     /// The first value of a round that is not finite, by name: a diagnosis after [`Self::run`] gave such logits. The
-    /// round is run again, one operator at a time.
+    /// round is run again, one operator at a time; with a GPU one part at a time, and only values that the CPU touches
+    /// are looked at.
     pub fn first_non_finite(&mut self, round: &Round) -> Result<Option<String>, Error> {
         let found: Mutex<Option<String>> = Mutex::new(None);
         let Self { prepared, memory, states, weights, isa, limits, scratch, team, watched, hybrid, .. } = self;
         if hybrid.is_some() {
-            return Ok(None);
+            self.run_parts(round, Some(&found))?;
+            return Ok(lock(&found).take());
         }
         let (isa, precision, ropes) = (*isa, limits.precision, &prepared.ropes);
         let context = Context { round, memory, states, weights, ropes, isa, precision, trace: None };
@@ -369,9 +378,9 @@ fn share(worker: &Worker, total: usize) -> Range<usize> {
     (worker.index() * each).min(total)..((worker.index() + 1) * each).min(total)
 }
 
-/// The F32 values that an operator writes.
+/// The F32 values that an operator reads or writes, in this order: what it reads may have come from a GPU.
 fn watched(program: &Program, arena: &Arena, op: &program::Op) -> Vec<Watched> {
-    let written = op.kind.writes().map(|columns| columns.value);
+    let written = op.kind.reads().chain(op.kind.writes()).map(|columns| columns.value);
     let floats = written.filter(|value| program.values[value.index()].elem == program::Elem::F32);
     let watch = |value: plan_format::ValueId| {
         let program::Value { name, rows, cols, .. } = &program.values[value.index()];
