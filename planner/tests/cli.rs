@@ -215,7 +215,10 @@ fn a_budget_is_read_as_people_write_it_and_kept_or_refused() {
         ats_plan(arguments.into_iter().chain(["--context", "512", "--device", LAPTOP, "--vram", vram]))
     };
     let mut sizes = Vec::new();
-    for (vram, bytes) in [("0", 0), ("2M", 2 << 20), ("1G", 1 << 30), ("1GiB", 1 << 30), ("1024M", 1 << 30)] {
+    // 6000 MiB of the laptop's GPU are free.
+    let written =
+        [("0", 0), ("2M", 2 << 20), ("1G", 1 << 30), ("1GiB", 1 << 30), ("1024M", 1 << 30), ("50%", 3000 << 20)];
+    for (vram, bytes) in written {
         let ran = compile(vram);
         assert_eq!(ran.code, Some(0), "{vram}: {}", ran.err);
         let plan = from_bytes(&std::fs::read(&out).unwrap()).unwrap();
@@ -233,6 +236,20 @@ fn a_budget_is_read_as_people_write_it_and_kept_or_refused() {
     std::fs::remove_file(&out).unwrap();
     fails(&compile("100K"), 2, &["too small for anything"]);
     assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0, "a refusal writes nothing");
+}
+
+#[test]
+fn without_a_budget_what_is_free_less_headroom_is_used() {
+    let folder = tempfile::tempdir().unwrap();
+    let (model, out) = (common::path("qwen3"), folder.path().join("plan.atsplan"));
+    for (device, bytes) in [(LAPTOP, (6000 - 256) << 20), ("sim:cpu-laptop", 0)] {
+        let arguments = ["compile", model.to_str().unwrap(), "--out", out.to_str().unwrap(), "--device", device];
+        let ran = ats_plan(arguments.into_iter().chain(["--ram", "50%"]));
+        assert_eq!(ran.code, Some(0), "{}", ran.err);
+        let options = from_bytes(&std::fs::read(&out).unwrap()).unwrap().origin.options;
+        assert_eq!(options.vram_bytes, bytes, "{device}");
+        assert!(options.ram_bytes.is_some_and(|ram_bytes| ram_bytes > 1 << 30), "{device}");
+    }
 }
 
 #[test]

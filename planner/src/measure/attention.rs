@@ -67,7 +67,9 @@ pub fn attention_gb_per_s(
     effort: Effort,
 ) -> Result<f64, MeasureError> {
     let case = Case::new(buffer, element, rows, team.active());
-    let timing = time_rounds(team, effort, |worker, round| case.attend(worker, round))?;
+    let first = buffer.first_turn(case.side_bytes());
+    let timing = time_rounds(team, effort, |worker, round| case.attend(worker, first + 2 * round))?;
+    buffer.has_read(case.side_bytes(), 2 * (effort.warm_up_rounds + timing.rounds));
     Ok(timing.gb_per_s(case.seen_bytes()))
 }
 
@@ -107,43 +109,48 @@ impl<'a> Case<'a> {
         seen * (2 * KV_HEADS * HEAD_COLS * self.element.bytes()) as f64
     }
 
+    /// Bytes of the keys, and of the values.
+    fn side_bytes(&self) -> usize {
+        self.context * KV_HEADS * HEAD_COLS * self.element.bytes()
+    }
+
     /// A cache at the place whose turn it is.
     fn cache(&self, turn: usize) -> KvView<'a> {
         let cols = KV_HEADS * HEAD_COLS;
-        let bytes = self.buffer.piece(self.context * cols * self.element.bytes(), turn);
+        let bytes = self.buffer.piece(self.side_bytes(), turn);
         match self.element {
             CacheElement::F16 => KvView::F16(View::<f16>::new(bytemuck::cast_slice(bytes), self.context, cols)),
             CacheElement::F32 => KvView::F32(View::new(bytemuck::cast_slice(bytes), self.context, cols)),
         }
     }
 
-    fn inputs(&self, round: usize, tokens: std::ops::Range<usize>) -> AttentionInputs<'_> {
+    fn inputs(&self, turn: usize, tokens: std::ops::Range<usize>) -> AttentionInputs<'_> {
         let q = View::new(&self.q, self.tokens, self.shape.q_heads * HEAD_COLS);
         AttentionInputs {
             q: q.row_range(tokens.clone()),
             positions: &self.positions[tokens],
-            k: self.cache(2 * round),
-            v: Some(self.cache(2 * round + 1)),
+            k: self.cache(turn),
+            v: Some(self.cache(turn + 1)),
             block_table: &self.block_table,
             sinks: None,
         }
     }
 
     /// A worker's part.
-    fn attend(&self, worker: &Worker<'_>, round: usize) {
+    fn attend(&self, worker: &Worker<'_>, turn: usize) {
         // Each worker has scratch of its own.
         let mut scratch = self.scratches[worker.index()].lock().unwrap_or_else(PoisonError::into_inner);
         let (scratch, out) = &mut *scratch;
         if self.tokens == 1 {
-            self.by_segments(worker, round, scratch, out);
+            self.by_segments(worker, turn, scratch, out);
         } else {
-            self.by_tokens(worker, round, scratch, out);
+            self.by_tokens(worker, turn, scratch, out);
         }
     }
 
-    fn by_segments(&self, worker: &Worker<'_>, round: usize, scratch: &mut AttentionScratch, out: &mut [f32]) {
+    fn by_segments(&self, worker: &Worker<'_>, turn: usize, scratch: &mut AttentionScratch, out: &mut [f32]) {
         let segments = self.shape.segments(&self.positions);
-        let inputs = self.inputs(round, 0..1);
+        let inputs = self.inputs(turn, 0..1);
         let (rows, cols) = (self.shape.group(), self.shape.partial_cols());
         worker.for_blocks((KV_HEADS * segments.len()) as u32, 1, |claimed| {
             for unit in claimed {
@@ -154,7 +161,7 @@ impl<'a> Case<'a> {
         });
     }
 
-    fn by_tokens(&self, worker: &Worker<'_>, round: usize, scratch: &mut AttentionScratch, out: &mut [f32]) {
+    fn by_tokens(&self, worker: &Worker<'_>, turn: usize, scratch: &mut AttentionScratch, out: &mut [f32]) {
         let cols = self.shape.group() * HEAD_COLS;
         let blocks = self.tokens.div_ceil(BLOCK_TOKENS);
         worker.for_blocks((KV_HEADS * blocks) as u32, 1, |claimed| {
@@ -162,7 +169,7 @@ impl<'a> Case<'a> {
                 let (head, block) = (unit % KV_HEADS, unit / KV_HEADS);
                 let tokens = block * BLOCK_TOKENS..self.tokens.min((block + 1) * BLOCK_TOKENS);
                 let rows = tokens.len();
-                let inputs = self.inputs(round, tokens);
+                let inputs = self.inputs(turn, tokens);
                 let out = ViewMut::new(&mut out[..rows * cols], rows, cols);
                 attention(self.isa, &self.shape, &inputs, head..head + 1, scratch, out);
             }

@@ -4,13 +4,20 @@
 use super::MeasureError;
 use device::memory::HostRegion;
 use device::team::Team;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 /// Bytes that a worker fills at once.
 const BLOCK_BYTES: usize = 1 << 20;
+/// Pieces start at multiples of a cache line.
+const LINE_BYTES: usize = 64;
 
 /// See the module text.
-pub struct Buffer(HostRegion);
+pub struct Buffer {
+    region: HostRegion,
+    /// Where the last figure stopped: the next one goes on from there, or it would find what that one left in caches.
+    cursor_bytes: AtomicUsize,
+}
 
 impl Buffer {
     /// `bytes` of memory, filled by the team's active workers.
@@ -26,20 +33,31 @@ impl Buffer {
             });
         })?;
         drop(blocks);
-        Ok(Buffer(region))
+        Ok(Buffer { region, cursor_bytes: AtomicUsize::new(0) })
     }
 
     /// All of it.
     pub fn bytes(&self) -> &[u8] {
-        self.0.as_slice()
+        self.region.as_slice()
+    }
+
+    /// The turn of the first piece that a figure of pieces of `bytes` should read.
+    pub fn first_turn(&self, bytes: usize) -> usize {
+        self.cursor_bytes.load(Ordering::Relaxed).div_ceil(bytes.next_multiple_of(LINE_BYTES).max(1))
+    }
+
+    /// A figure has read so many pieces.
+    pub fn has_read(&self, bytes: usize, pieces: usize) {
+        let first = self.first_turn(bytes);
+        let end = (first + pieces).saturating_mul(bytes.next_multiple_of(LINE_BYTES));
+        self.cursor_bytes.store(end % self.region.len().max(1), Ordering::Relaxed);
     }
 
     /// The piece of `bytes` whose turn it is; all of the buffer if that is smaller.
     pub fn piece(&self, bytes: usize, turn: usize) -> &[u8] {
         let all = self.bytes();
         let bytes = bytes.clamp(1, all.len());
-        // Starts are multiples of a cache line.
-        let stride = bytes.next_multiple_of(64);
+        let stride = bytes.next_multiple_of(LINE_BYTES);
         let start = turn % ((all.len() - bytes) / stride + 1) * stride;
         &all[start..start + bytes]
     }
@@ -90,5 +108,15 @@ mod tests {
             .collect();
         assert_eq!(starts, [0, 1 << 20, 2 << 20, 0, 1 << 20]);
         assert_eq!(buffer.piece(usize::MAX, 3).len(), 3 << 20);
+    }
+
+    #[test]
+    fn a_figure_goes_on_where_the_last_one_stopped() {
+        let buffer = buffer();
+        assert_eq!(buffer.first_turn(1 << 20), 0);
+        buffer.has_read(1 << 20, 2);
+        assert_eq!((buffer.first_turn(1 << 20), buffer.first_turn(1 << 19), buffer.first_turn(3 << 20)), (2, 4, 1));
+        buffer.has_read(1 << 19, 3);
+        assert_eq!(buffer.first_turn(1 << 19), 1, "round the end");
     }
 }

@@ -15,6 +15,7 @@ use device::memory::HostMemoryInfo;
 use device::probe::{Effort, barrier, read_curve};
 use device::team::{Team, TeamConfig};
 use device::topology::Topology;
+use std::time::Instant;
 
 /// Reading pages of a file that are not in memory: assumed, since measuring it would need a file to drop from there.
 const STORAGE_GB_PER_S: f64 = 2.0;
@@ -63,14 +64,13 @@ pub fn add_points(
     watch: &mut Watch<'_>,
 ) -> Result<(), MeasureError> {
     apart(|| {
-        let mut lab = Lab::new(&Topology::of_this_process()?, full_team(profile), &pace)?;
         let figures = shapes.len() * POINT_TOKENS.len();
-        let effort = pace.effort(figures);
+        let mut lab = Lab::new(&Topology::of_this_process()?, full_team(profile), pace, figures)?;
         for (index, shape) in shapes.iter().enumerate() {
             for tokens in POINT_TOKENS {
                 let what = format!("{} {}x{}, {tokens} tokens", shape.weight_type, shape.rows, shape.columns);
                 watch(&what, index as f64 / shapes.len() as f64);
-                profile.points.push(lab.point(shape, tokens, effort)?);
+                profile.points.push(lab.point(shape, tokens)?);
             }
         }
         Ok(())
@@ -160,9 +160,9 @@ fn measure_memory(
 ) -> Result<(), MeasureError> {
     let most = u16::try_from(description.threads_at_most).unwrap_or(u16::MAX).max(1);
     let teams: Vec<usize> = teams(most).into_iter().map(usize::from).collect();
-    let effort = pace.effort(4 * teams.len());
+    let effort = pace.effort(4 * teams.len(), pace.all);
     watch("memory", 0.0);
-    let points = read_curve(topology, &teams, pace.rotation_bytes, effort, |point| {
+    let points = read_curve(topology, &teams, rotation_bytes(topology, pace), effort, |point| {
         watch(&format!("memory with {} threads", point.threads), 0.0);
     })?;
     for point in &points {
@@ -204,36 +204,54 @@ fn curves(
         return Ok(());
     }
     let per_team: usize = missing.iter().map(|(operator, _)| pace.points(*operator).len()).sum();
-    let effort = pace.effort(per_team * teams.len());
-    let mut lab = Lab::new(topology, most, pace)?;
+    let mut lab = Lab::new(topology, most, *pace, per_team * teams.len())?;
     for (index, &(operator, name)) in missing.iter().enumerate() {
         for &threads in &teams {
             watch(&format!("{name} {operator:?}, {threads} threads"), index as f64 / missing.len() as f64);
             lab.team.set_active(usize::from(threads));
-            profile.curves.push(lab.curve((operator, name), pace, effort)?);
+            profile.curves.push(lab.curve((operator, name))?);
         }
     }
     Ok(())
 }
 
-/// A team and weights.
+/// Memory to rotate through: several times what the caches hold, but no more than a quarter of what is available.
+fn rotation_bytes(topology: &Topology, pace: &Pace) -> usize {
+    let caches = topology.caches.iter().map(|cache| cache.size_bytes.saturating_mul(cache.instances as u64)).max();
+    let wanted = pace.rotation_bytes.max(4 * caches.unwrap_or(0).min(1 << 31) as usize);
+    let available = HostMemoryInfo::of_this_process().map_or(1 << 30, |info| info.available_bytes);
+    wanted.min((available / 4) as usize).max(16 << 20)
+}
+
+/// A team, weights, and the time that is left.
 struct Lab {
     team: Team,
     buffer: Buffer,
+    pace: Pace,
+    figures_left: usize,
+    ends: Instant,
 }
 
 impl Lab {
-    fn new(topology: &Topology, threads: u16, pace: &Pace) -> Result<Lab, MeasureError> {
+    fn new(topology: &Topology, threads: u16, pace: Pace, figures: usize) -> Result<Lab, MeasureError> {
+        let ends = Instant::now() + pace.all;
         let mut team = Team::new(TeamConfig::on_cores(topology, usize::from(threads)))?;
-        let buffer = Buffer::new(&mut team, pace.rotation_bytes)?;
-        Ok(Lab { team, buffer })
+        let buffer = Buffer::new(&mut team, rotation_bytes(topology, &pace))?;
+        Ok(Lab { team, buffer, pace, figures_left: figures, ends })
+    }
+
+    /// Effort of the next figure.
+    fn effort(&mut self) -> Effort {
+        let effort = self.pace.effort(self.figures_left, self.ends.saturating_duration_since(Instant::now()));
+        self.figures_left = self.figures_left.saturating_sub(1);
+        effort
     }
 
     /// A curve of the active team.
-    fn curve(&mut self, need: (Operator, &str), pace: &Pace, effort: Effort) -> Result<Curve, MeasureError> {
+    fn curve(&mut self, need: (Operator, &str)) -> Result<Curve, MeasureError> {
         let (operator, name) = need;
-        let mut tokens = pace.points(operator).to_vec();
-        let rates = tokens.iter().map(|&tokens| self.rate(need, tokens, effort).map(rounded));
+        let mut tokens = self.pace.points(operator).to_vec();
+        let rates = tokens.iter().map(|&tokens| self.rate(need, tokens).map(rounded));
         let mut gb_per_s = rates.collect::<Result<Vec<f64>, _>>()?;
         if let (Some(&last), Some(&rate)) = (tokens.last(), gb_per_s.last()) {
             let end = last_point(operator);
@@ -252,7 +270,8 @@ impl Lab {
         })
     }
 
-    fn rate(&mut self, (operator, name): (Operator, &str), tokens: u32, effort: Effort) -> Result<f64, MeasureError> {
+    fn rate(&mut self, (operator, name): (Operator, &str), tokens: u32) -> Result<f64, MeasureError> {
+        let effort = self.effort();
         let (team, buffer) = (&mut self.team, &self.buffer);
         let product = |case: ProductCase, team: &mut Team| {
             Ok(case.bytes()? as f64 / case.time_us(team, buffer, effort)? / 1000.0)
@@ -270,7 +289,8 @@ impl Lab {
     }
 
     /// A point of a shape; for many tokens on a slice of its rows.
-    fn point(&mut self, shape: &Shape, tokens: u32, effort: Effort) -> Result<Point, MeasureError> {
+    fn point(&mut self, shape: &Shape, tokens: u32) -> Result<Point, MeasureError> {
+        let effort = self.effort();
         let timed_rows = if tokens > WHOLE_TOKENS { shape.rows.min(SLICE_ROWS) } else { shape.rows };
         let case = ProductCase {
             ty: weight_type(shape.weight_type)?,

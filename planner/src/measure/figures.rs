@@ -5,6 +5,9 @@ use device::probe::Effort;
 use plan_format::program::{OpKind, Program};
 use std::time::Duration;
 
+/// Time for a figure below which a single round must do.
+const HASTY: Duration = Duration::from_millis(3);
+
 /// How long measuring may take, how much memory it walks through, and where curves have their points. From the last
 /// point on the time per token is taken to be constant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -47,10 +50,12 @@ impl Pace {
         delta_tokens: &[1, 16],
     };
 
-    /// Effort of one of `figures`.
-    pub fn effort(&self, figures: usize) -> Effort {
-        let time = (self.all / figures.max(1) as u32).clamp(Duration::from_millis(1), self.figure_most);
-        Effort { warm_up_rounds: 1, rounds: (3, 1000), time }
+    /// Effort of the next of `left` figures when `remaining` time is left for them.
+    pub fn effort(&self, left: usize, remaining: Duration) -> Effort {
+        let time = (remaining / left.max(1) as u32).min(self.figure_most);
+        // On a machine that is busy with other things one round of each is better than none of some.
+        let (warm_up_rounds, least) = if time < HASTY { (0, 1) } else { (1, 3) };
+        Effort { warm_up_rounds, rounds: (least, 1000), time }
     }
 
     /// Points of a kind of operator's curve.
@@ -160,9 +165,12 @@ mod tests {
     }
 
     #[test]
-    fn many_figures_share_the_time_and_few_are_bounded() {
-        assert_eq!(Pace::FULL.effort(350).time, Duration::from_millis(100));
-        assert_eq!(Pace::FULL.effort(1).time, Pace::FULL.figure_most);
-        assert_eq!(Pace::QUICK.effort(1_000_000).time, Duration::from_millis(1));
+    fn figures_share_the_time_that_is_left_and_hurry_when_there_is_little() {
+        let second = Duration::from_secs(1);
+        assert_eq!(Pace::FULL.effort(10, second).time, Duration::from_millis(100));
+        assert_eq!(Pace::FULL.effort(1, 100 * second).time, Pace::FULL.figure_most);
+        assert_eq!(Pace::FULL.effort(10, second).rounds.0, 3);
+        let late = Pace::QUICK.effort(1_000_000, Duration::ZERO);
+        assert_eq!((late.warm_up_rounds, late.rounds.0, late.time), (0, 1, Duration::ZERO));
     }
 }

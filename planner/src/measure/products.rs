@@ -62,12 +62,14 @@ impl ProductCase {
     /// Median time of one product in microseconds.
     pub fn time_us(&self, team: &mut Team, buffer: &Buffer, effort: Effort) -> Result<f64, MeasureError> {
         let work = Work::new(self, buffer, team.active())?;
-        let matrices = self.matrices()?;
+        let (bytes, matrices) = (self.bytes()?, self.matrices()?);
+        let first = buffer.first_turn(bytes);
         let timing = time_rounds(team, effort, |worker, round| {
             for index in 0..matrices {
-                work.multiply(worker, round * matrices + index);
+                work.multiply(worker, first + round * matrices + index);
             }
         })?;
+        buffer.has_read(bytes, (effort.warm_up_rounds + timing.rounds) * matrices);
         Ok(timing.median_us / matrices as f64)
     }
 }

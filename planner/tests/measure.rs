@@ -1,0 +1,77 @@
+//! Measuring this machine: what comes out is a profile that can be true, kept, read back, and planned with.
+
+mod common;
+
+use plan_format::artifact::KvType;
+use planner::cost::{Demand, needs, price};
+use planner::measure::{Pace, add_curves, add_points, all_needs, machine, shapes};
+use planner::profile::{Backend, Operator, Profile};
+use std::time::Duration;
+
+/// A glance: figures are poor, but all of them are there.
+const GLANCE: Pace = Pace {
+    all: Duration::from_millis(200),
+    figure_most: Duration::from_millis(1),
+    rotation_bytes: 16 << 20,
+    product_tokens: &[1, 8],
+    expert_tokens: &[1, 8],
+    attention_rows: &[1, 64],
+    delta_tokens: &[1, 8],
+};
+
+fn demand() -> Demand {
+    Demand {
+        context_tokens: 128,
+        kv_type: KvType::F16,
+        prompt_tokens: 64,
+        generate_tokens: 16,
+        ubatch_tokens: vec![64],
+        output_tokens: 8,
+    }
+}
+
+#[test]
+fn this_machine_has_a_profile_that_prices_every_model() {
+    let mut heard = Vec::new();
+    let profile = machine(&all_needs(), GLANCE, &mut |what, done| heard.push((what.to_owned(), done))).unwrap();
+    assert!(heard.iter().all(|(what, done)| !what.is_empty() && (0.0..=1.0).contains(done)));
+    // Reading checks every figure.
+    assert_eq!(Profile::from_json(&profile.to_json()).unwrap(), profile);
+    for model in ["llama", "qwen3", "gpt-oss", "qwen3next", "deepseek2", "gemma3"] {
+        let problem = price(&common::lowered(model), &profile, &demand()).unwrap_or_else(|e| panic!("{model}: {e}"));
+        let teams = problem.costs.teams.len();
+        assert!(teams >= 1 && (0..teams).all(|team| problem.cpu_us(0, team).iter().sum::<f32>() > 0.0), "{model}");
+    }
+}
+
+#[test]
+fn what_a_model_lacks_in_a_profile_is_added_and_what_is_there_stays() {
+    let program = common::lowered("qwen3");
+    let few = vec![(Operator::Elementwise, "F32")];
+    let mut profile = machine(&few, GLANCE, &mut |_, _| {}).unwrap();
+    let before = profile.curves.clone();
+    assert!(price(&program, &profile, &demand()).is_err());
+    let needed = needs(&program, KvType::F16);
+    add_curves(&mut profile, &needed, GLANCE, &mut |_, _| {}).unwrap();
+    assert_eq!(profile.curves[..before.len()], before);
+    assert!(price(&program, &profile, &demand()).is_ok());
+    let complete = profile.clone();
+    add_curves(&mut profile, &needed, GLANCE, &mut |_, _| {}).unwrap();
+    assert_eq!(profile, complete);
+}
+
+#[test]
+fn the_shapes_of_a_model_become_points() {
+    let program = common::lowered("qwen3");
+    let shapes = shapes(&program);
+    assert!(shapes.len() > 1 && shapes.is_sorted(), "{shapes:?}");
+    let mut profile = machine(&needs(&program, KvType::F16), GLANCE, &mut |_, _| {}).unwrap();
+    add_points(&mut profile, &shapes, GLANCE, &mut |_, _| {}).unwrap();
+    for shape in &shapes {
+        let of_shape = profile.points.iter().filter(|p| (p.rows, p.columns) == (shape.rows, shape.columns));
+        let tokens: Vec<u32> = of_shape.filter(|p| p.weight_type == shape.weight_type).map(|p| p.tokens).collect();
+        assert!(tokens.starts_with(&[1, 2, 4]) && tokens.is_sorted(), "{shape:?}: {tokens:?}");
+    }
+    assert!(profile.points.iter().all(|p| p.backend == Backend::Cpu && p.time_us > 0.0));
+    assert_eq!(Profile::from_json(&profile.to_json()).unwrap(), profile);
+}
