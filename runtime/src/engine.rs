@@ -277,7 +277,7 @@ fn gpu_side(
 }
 
 /// `ATS_ISA=scalar|avx2|avx512`: for tests and for tools that do not know newer instructions.
-fn isa_from_environment() -> Result<Option<Isa>, Error> {
+pub fn isa_from_environment() -> Result<Option<Isa>, Error> {
     let Some(name) = std::env::var_os("ATS_ISA") else { return Ok(None) };
     let name = name.to_string_lossy();
     Isa::from_name(&name).map(Some).ok_or_else(|| Error::IsaName { name: name.into_owned() })

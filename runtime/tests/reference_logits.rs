@@ -9,33 +9,36 @@ use runtime::exec::{Executor, KvType, Limits, Precision, Round, Span, WeightStor
 const CONTEXT_TOKENS: usize = 512;
 
 fn executor(name: &str, precision: Precision, threads: usize) -> Executor {
+    executor_of(name, precision, threads, CONTEXT_TOKENS)
+}
+
+fn executor_of(name: &str, precision: Precision, threads: usize, context_tokens: usize) -> Executor {
     let path = fixtures::reference_dir().join(format!("tiny-{name}.gguf"));
     let model = gguf::Model::open(&path).expect("reference model");
     let program = planner::lower_model(&model).expect("known family");
     let arena = Arena::new(&program, RoundLimits { ubatch_tokens: 256, output_tokens: 256 });
     let weights = WeightStore::load(model, &program, precision).expect("weights");
     let kv_type = if precision == Precision::Exact { KvType::F32 } else { KvType::F16 };
-    let limits = Limits { context_tokens: CONTEXT_TOKENS, sequences: 1, kv_type, precision };
+    let limits = Limits { context_tokens, sequences: 1, kv_type, precision };
     let config = TeamConfig { threads, pinning: Pinning::Free, caller: CallerPinning::Leave, spin_us: 20 };
     let team = Team::new(config).expect("threads");
     Executor::new(&program, &arena, weights, limits, (team, Isa::detect())).expect("prepared")
 }
 
 fn logits(executor: &mut Executor, ids: &[u32], ubatch: usize) -> Vec<f32> {
-    let mut all = Vec::new();
-    executor.clear(0);
-    for (index, tokens) in ids.chunks(ubatch).enumerate() {
-        let first = (index * ubatch) as u32;
-        let positions: Vec<u32> = (0..tokens.len() as u32).map(|i| first + i).collect();
-        let outputs: Vec<u32> = (0..tokens.len() as u32).collect();
-        let spans = [Span { sequence: 0, tokens: 0..tokens.len() }];
-        let round = Round { tokens, positions: &positions, spans: &spans, outputs: &outputs };
-        let view = executor.run(&round).expect("a good round");
-        for row in 0..view.rows() {
-            all.extend_from_slice(view.row(row));
-        }
-    }
-    all
+    executor.clear(0).expect("states on the CPU");
+    let round = |(index, tokens): (usize, &[u32])| more_logits(executor, tokens, (index * ubatch) as u32);
+    ids.chunks(ubatch).enumerate().flat_map(round).collect()
+}
+
+/// Logits of tokens from position `first` on, in one round.
+fn more_logits(executor: &mut Executor, tokens: &[u32], first: u32) -> Vec<f32> {
+    let positions: Vec<u32> = (0..tokens.len() as u32).map(|i| first + i).collect();
+    let outputs: Vec<u32> = (0..tokens.len() as u32).collect();
+    let spans = [Span { sequence: 0, tokens: 0..tokens.len() }];
+    let round = Round { tokens, positions: &positions, spans: &spans, outputs: &outputs };
+    let view = executor.run(&round).expect("a good round");
+    (0..view.rows()).flat_map(|row| view.row(row).to_vec()).collect()
 }
 
 /// L2 norm of the difference over that of the reference.
@@ -93,7 +96,30 @@ fn threads_change_no_bit() {
         let ids = prompt(name);
         let one = logits(&mut executor(name, Precision::Fast, 1), &ids, 5);
         for threads in [2, 3, 8] {
-            assert!(logits(&mut executor(name, Precision::Fast, threads), &ids, 9) == one, "{name}, {threads} threads");
+            let mut executor = executor(name, Precision::Fast, threads);
+            for ubatch in [9, 1] {
+                assert!(logits(&mut executor, &ids, ubatch) == one, "{name}, {threads} threads, ubatch {ubatch}");
+            }
+        }
+    }
+}
+
+/// More segments of the cache than each worker joins for itself, and enough rounds for workers to overtake each other.
+#[test]
+fn tokens_one_by_one_after_a_long_prompt_have_the_bits_of_a_batch() {
+    for name in ["llama", "gemma3"] {
+        let mut executor = executor_of(name, Precision::Fast, 3, 2048);
+        let ids: Vec<u32> = (0..1400).map(|i: u32| 3 + i.wrapping_mul(2_654_435_761) % 200).collect();
+        let all = logits(&mut executor, &ids, 256);
+        let vocab = all.len() / ids.len();
+        for first in [1399, 1330, 200] {
+            let end = ids.len().min(first + 40);
+            logits(&mut executor, &ids[..first], 256);
+            for position in first..end {
+                let round = [ids[position]];
+                let got = more_logits(&mut executor, &round, position as u32);
+                assert!(got == all[position * vocab..][..vocab], "{name}, position {position}");
+            }
         }
     }
 }

@@ -1,10 +1,13 @@
 //! `ats-run bench`: prefill and decode speed on fixed synthetic tokens, medians over repetitions.
-//! Not here: kernels alone (criterion benches of crate `kernels`).
+//! Not here: kernels alone (`bench_kernels.rs`).
 
-use super::Failure;
 use super::common::{ModelArgs, TraceArgs, exactness};
-use crate::engine::{Engine, Overrides, Sequence, Wanted};
+use super::{Failure, bench_kernels};
+use crate::engine::{Engine, Overrides, Sequence, Wanted, isa_from_environment};
 use clap::{Args, ValueEnum};
+use kernels::cases::SPEED_TYPES;
+use kernels::cpu::Isa;
+use kernels::quant::WeightType;
 use std::io::Write;
 use std::time::Instant;
 
@@ -12,7 +15,13 @@ use std::time::Instant;
 #[derive(Debug, Args)]
 pub struct BenchArgs {
     #[command(flatten)]
-    model: ModelArgs,
+    model: Option<ModelArgs>,
+    /// Measure the CPU's products alone, each against what this machine can do, instead of a model.
+    #[arg(long, conflicts_with_all = ["model", "prompt", "generate", "depth"])]
+    kernels: bool,
+    /// Weight types that --kernels measures, separated by commas [default: the ten most used].
+    #[arg(long, value_name = "TYPES", value_delimiter = ',', value_parser = weight_type, requires = "kernels")]
+    types: Vec<WeightType>,
     /// Prompt tokens of the prefill test.
     #[arg(long, short, value_name = "TOKENS", default_value_t = 512)]
     prompt: usize,
@@ -35,10 +44,14 @@ pub struct BenchArgs {
     trace: TraceArgs,
 }
 
+/// Forms of a result.
 #[derive(Clone, Copy, Debug, PartialEq, ValueEnum)]
-enum Format {
+pub enum Format {
+    /// A table.
     Md,
+    /// A list of objects.
     Json,
+    /// Lines of values.
     Csv,
 }
 
@@ -52,9 +65,15 @@ struct Row {
 
 /// Measures and prints.
 pub fn run(args: &BenchArgs) -> Result<(), Failure> {
+    if args.kernels {
+        return kernels(args);
+    }
+    let Some(model) = &args.model else {
+        return Err(Failure::usage("name a model, or measure the kernels alone with --kernels".to_owned()));
+    };
     let overrides = Overrides { threads: args.threads, ..Overrides::default() };
     let needed = args.depth + args.prompt.max(args.generate);
-    let mut engine = args.model.open_with(Some(needed), exactness(false), overrides)?;
+    let mut engine = model.open_with(Some(needed), exactness(false), overrides)?;
     args.trace.begin(&mut engine);
     let mut rows = Vec::new();
     if args.prompt > 0 {
@@ -68,7 +87,25 @@ pub fn run(args: &BenchArgs) -> Result<(), Failure> {
     args.trace.end(&engine)?;
     let threads = engine.executor().team().threads();
     let isa = engine.executor().isa().name();
-    print(args, &rows, &format!("{threads} threads, {isa}"))
+    let model = model.model.file_name().unwrap_or_default().to_string_lossy();
+    print(args.format, &rows, (&model, &format!("{threads} threads, {isa}")))
+}
+
+/// Measures and prints products.
+fn kernels(args: &BenchArgs) -> Result<(), Failure> {
+    let threads = args.threads.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, usize::from));
+    let isa = isa_from_environment()?.unwrap_or_else(Isa::detect);
+    let types = if args.types.is_empty() { SPEED_TYPES.to_vec() } else { args.types.clone() };
+    let sizes = bench_kernels::Sizes { repetitions: args.repetitions as usize, ..bench_kernels::Sizes::FULL };
+    let mut figures = Vec::new();
+    bench_kernels::measure(&types, (threads, isa), sizes, &mut |figure| figures.push(*figure))?;
+    bench_kernels::print(&figures, (threads, isa), args.format)
+}
+
+fn weight_type(name: &str) -> Result<WeightType, String> {
+    let known = || WeightType::ALL.map(WeightType::name).join(", ");
+    let found = WeightType::ALL.into_iter().find(|ty| ty.name().eq_ignore_ascii_case(name));
+    found.ok_or_else(|| format!("no weight type that kernels know; they know {}", known()))
 }
 
 #[derive(Clone, Copy, PartialEq)]
@@ -114,10 +151,9 @@ impl Row {
     }
 }
 
-fn print(args: &BenchArgs, rows: &[Row], how: &str) -> Result<(), Failure> {
+fn print(format: Format, rows: &[Row], (model, how): (&str, &str)) -> Result<(), Failure> {
     let mut out = std::io::stdout();
-    let model = args.model.model.file_name().unwrap_or_default().to_string_lossy();
-    match args.format {
+    match format {
         Format::Md => {
             writeln!(out, "| model | how | test | tokens/s | least | most |\n| --- | --- | --- | --- | --- | --- |")?;
             for Row { test, median_tokens_per_s, least_tokens_per_s, most_tokens_per_s } in rows {
@@ -133,7 +169,7 @@ fn print(args: &BenchArgs, rows: &[Row], how: &str) -> Result<(), Failure> {
             }
         }
         Format::Json => {
-            let rows: Vec<_> = rows.iter().map(|row| json_row(row, &model, how)).collect();
+            let rows: Vec<_> = rows.iter().map(|row| json_row(row, model, how)).collect();
             writeln!(out, "{}", serde_json::Value::Array(rows))?;
         }
     }

@@ -2,6 +2,7 @@
 //! wrongly. Not here: running models (`engine.rs`). Next: `common.rs`, then any command.
 
 mod bench;
+mod bench_kernels;
 mod chat;
 mod common;
 mod devices;
@@ -58,6 +59,9 @@ pub enum Command {
     /// once.
     Generate(generate::GenerateArgs),
     /// Measure prefill and decode.
+    ///
+    /// With --kernels: the CPU's products of each weight type, with the share that they reach of a plain read of memory
+    /// (decode) or of the multiplications that the instruction set can do (prefill).
     Bench(bench::BenchArgs),
     /// Compare the planned run's logits with exact ones.
     Verify(verify::VerifyArgs),

@@ -82,7 +82,7 @@ mod tests {
     const LIMITS: RoundLimits = RoundLimits { ubatch_tokens: 4, output_tokens: 1 };
 
     fn place(base_bytes: usize, cols: usize) -> Place {
-        Place { base_bytes, offset_bytes: base_bytes, stride: cols, cols }
+        Place { base_bytes, offset_bytes: base_bytes, ..Place::rows_of(cols) }
     }
 
     fn step(rows: Rows, light: Light) -> Step {

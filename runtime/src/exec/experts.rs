@@ -8,13 +8,12 @@
 use super::light::act_type;
 use super::prepare::act_bytes;
 use super::product::grain;
-use super::run::Context;
-use super::shared::Place;
+use super::run::{Context, share};
+use super::shared::{Place, Shared};
 use super::step::{ActForm, ExpertRows, Part};
 use crate::Error;
 use device::team::Worker;
 use kernels::cpu::matmul::prepare_act;
-use std::ops::Range;
 
 /// Words in front of the groups.
 const HEADER_WORDS: usize = 1;
@@ -34,61 +33,81 @@ struct Groups<'a> {
 }
 
 impl<'a> Context<'a> {
-    /// Sorts the pairs by expert (worker 0). `ids` is \[tokens, chosen\].
-    pub fn group_experts(&self, ids: Place, experts: usize) -> Result<(), Error> {
+    /// Where a worker finds the groups.
+    fn groups_region(&self, worker: usize) -> &'a Shared {
+        self.solo.map_or(&self.memory.groups, |solo| &solo.own[worker].groups)
+    }
+
+    /// Sorts the pairs by expert: counts them, gives each expert its rows, and deals the pairs out in their order.
+    /// `ids` is \[tokens, chosen\]. In rounds of one token each worker does it for itself, else worker 0 for all.
+    pub fn group_experts(&self, worker: &Worker, ids: Place, experts: usize) -> Result<(), Error> {
         let (tokens, chosen) = (self.round.tokens.len(), ids.cols);
-        // SAFETY: worker 0 alone works between the barriers around this step.
-        let words: &mut [u32] = unsafe { self.memory.groups.slice_mut(0, groups_bytes(tokens * chosen, experts) / 4) };
+        let region = self.groups_region(worker.index());
+        // SAFETY: this worker alone works between the barriers around this step, or in memory of its own.
+        let words: &mut [u32] = unsafe { region.slice_mut(0, groups_bytes(tokens * chosen, experts) / 4) };
         let (header, rest) = words.split_at_mut(HEADER_WORDS);
         let (groups, pairs) = rest.split_at_mut(GROUP_WORDS * experts);
-        // SAFETY: the ids were written before the barrier in front of this step.
-        let ids = unsafe { self.memory.values.view::<i32>(ids, 0..tokens) };
-        let (mut group_count, mut placed) = (0, 0);
+        let groups = groups.as_chunks_mut::<GROUP_WORDS>().0;
+        // SAFETY: the ids were written before the barrier in front of this step, or by this worker.
+        let ids = unsafe { self.values(worker.index(), ids.home).view::<i32>(ids, 0..tokens) };
+        groups.fill([0; GROUP_WORDS]);
+        for &id in (0..tokens).flat_map(|token| ids.row(token)) {
+            let Some([_, _, count]) = groups.get_mut(id as usize) else {
+                return Err(Error::Program { what: "a router chose an expert that the layer does not have" });
+            };
+            *count += 1;
+        }
+        let mut first = 0;
+        for [_, start, count] in groups.iter_mut() {
+            (*start, first) = (first, first + *count);
+        }
+        for (pair, &id) in (0..tokens).flat_map(|token| ids.row(token)).enumerate() {
+            let [placed, start, _] = &mut groups[id as usize];
+            pairs[(*start + *placed) as usize] = pair as u32;
+            *placed += 1;
+        }
+        let mut used = 0;
         for expert in 0..experts {
-            let first = placed;
-            for token in 0..tokens {
-                for (choice, &id) in ids.row(token).iter().enumerate() {
-                    if id as usize == expert {
-                        pairs[placed] = (token * chosen + choice) as u32;
-                        placed += 1;
-                    }
-                }
-            }
-            if placed > first {
-                groups[group_count * GROUP_WORDS..][..GROUP_WORDS].copy_from_slice(&[
-                    expert as u32,
-                    first as u32,
-                    (placed - first) as u32,
-                ]);
-                group_count += 1;
+            let [_, first, count] = groups[expert];
+            if count > 0 {
+                groups[used] = [expert as u32, first, count];
+                used += 1;
             }
         }
-        header[0] = group_count as u32;
-        if placed != tokens * chosen {
-            return Err(Error::Program { what: "a router chose an expert that the layer does not have" });
-        }
+        header[0] = used as u32;
         Ok(())
     }
 
-    fn groups(&self, experts: usize, pairs: usize) -> Groups<'a> {
-        // SAFETY: written before the last barrier, not again before the next.
-        let words: &[u32] = unsafe { self.memory.groups.slice(0, groups_bytes(pairs, experts) / 4) };
+    fn groups(&self, worker: &Worker, experts: usize, pairs: usize) -> Groups<'a> {
+        let region = self.groups_region(worker.index());
+        // SAFETY: written before the last barrier or by this worker, not again before the next.
+        let words: &[u32] = unsafe { region.slice(0, groups_bytes(pairs, experts) / 4) };
         let count = words[0] as usize;
         let groups = words[HEADER_WORDS..][..GROUP_WORDS * count].as_chunks().0;
         Groups { groups, pairs: &words[HEADER_WORDS + GROUP_WORDS * experts..] }
     }
 
-    /// Prepares activations of sorted pairs `rows`.
+    /// Rows of prepared activations: one for each pair, but a token alone needs its own only once.
+    fn act_rows(&self, input: ExpertRows, chosen: usize) -> usize {
+        match (input, self.round.tokens.len()) {
+            (ExpertRows::Shared, 1) => 1,
+            (_, tokens) => tokens * chosen,
+        }
+    }
+
+    /// Prepares this worker's share of the activations of sorted pairs; in rounds of one token, all of them.
     pub fn prepare_experts(
         &self,
+        worker: &Worker,
         (x, cols, input): (Place, usize, ExpertRows),
         form: ActForm,
         (chosen, experts): (usize, usize),
-        rows: Range<usize>,
     ) -> Result<(), Error> {
         let tokens = self.round.tokens.len();
         let bytes = act_bytes(form, cols)?;
-        let pairs = self.groups(experts, tokens * chosen).pairs;
+        let pairs = self.groups(worker, experts, tokens * chosen).pairs;
+        let all = self.act_rows(input, chosen);
+        let rows = if self.solo.is_some() { 0..all } else { share(worker, all) };
         for row in rows {
             let (token, choice) = (pairs[row] as usize / chosen, pairs[row] as usize % chosen);
             let columns = match input {
@@ -97,8 +116,8 @@ impl<'a> Context<'a> {
             };
             // SAFETY: `x` was written before a barrier; each sorted row has activations of its own.
             let (x, out) = unsafe {
-                let x = self.memory.values.view::<f32>(x, token..token + 1);
-                (x, self.memory.acts[form as usize].slice_mut(row * bytes, bytes))
+                let x = self.values(worker.index(), x.home).view::<f32>(x, token..token + 1);
+                (x, self.acts_region(worker.index(), form).slice_mut(row * bytes, bytes))
             };
             prepare_act(self.isa, act_type(form), &x.row(0)[columns], out)?;
         }
@@ -106,11 +125,16 @@ impl<'a> Context<'a> {
     }
 
     /// Panels of all experts that the round uses.
-    pub fn expert_product(&self, worker: &Worker, chosen: usize, part: &Part, experts: usize) -> Result<(), Error> {
+    pub fn expert_product(
+        &self,
+        worker: &Worker,
+        (chosen, experts, input): (usize, usize, ExpertRows),
+        part: &Part,
+    ) -> Result<(), Error> {
         let tokens = self.round.tokens.len();
         let (rows, cols) = self.weights.dims(part.weight);
         let panels = rows.div_ceil(16);
-        let groups = self.groups(experts, tokens * chosen);
+        let groups = self.groups(worker, experts, tokens * chosen);
         let total = groups.groups.len() * panels;
         let per_expert = (tokens * chosen).div_ceil(groups.groups.len().max(1));
         let Some([some_expert, ..]) = groups.groups.first() else { return Ok(()) };
@@ -124,7 +148,8 @@ impl<'a> Context<'a> {
                 let [expert, first, count] = groups.groups[group].map(|word| word as usize);
                 let matrix = self.weights.matrix(part.weight, expert)?;
                 let bias = part.bias.map(|bias| &self.weights.small(bias)[expert * rows..][..rows]);
-                let acts = self.acts(part, first, count, cols)?;
+                let act = if self.act_rows(input, chosen) == 1 { 0 } else { first };
+                let acts = self.acts(worker, part.form, act..act + count, cols)?;
                 // SAFETY: claimed panels are disjoint, so are the rows of groups; readers come after a barrier.
                 let output = unsafe {
                     match tokens {
@@ -143,9 +168,10 @@ impl<'a> Context<'a> {
     }
 
     /// Copies results of sorted pairs `rows` to their places in `out` \[tokens, chosen · cols\].
-    pub fn scatter_experts(&self, chosen: usize, experts: usize, out: Place, rows: Range<usize>) {
+    pub fn scatter_experts(&self, worker: &Worker, (chosen, experts): (usize, usize), out: Place) {
         let cols = out.cols / chosen;
-        let pairs = self.groups(experts, self.round.tokens.len() * chosen).pairs;
+        let rows = share(worker, self.round.tokens.len() * chosen);
+        let pairs = self.groups(worker, experts, self.round.tokens.len() * chosen).pairs;
         for row in rows {
             let (token, choice) = (pairs[row] as usize / chosen, pairs[row] as usize % chosen);
             let target = out.col_range(choice * cols..(choice + 1) * cols);
@@ -159,5 +185,5 @@ impl<'a> Context<'a> {
 }
 
 fn grouped_place(cols: usize) -> Place {
-    Place { base_bytes: 0, offset_bytes: 0, stride: cols, cols }
+    Place::rows_of(cols)
 }

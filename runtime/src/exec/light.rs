@@ -20,6 +20,8 @@ use std::ops::Range;
 pub struct Rows<'a> {
     pub context: &'a Context<'a>,
     pub scratch: &'a mut WorkerScratch,
+    /// Its number.
+    pub worker: usize,
     /// Its rows.
     pub rows: Range<usize>,
     /// Rows of the step in this round.
@@ -29,12 +31,12 @@ pub struct Rows<'a> {
 impl Rows<'_> {
     fn read<T: bytemuck::Pod>(&self, place: Place) -> View<'_, T> {
         // SAFETY: light steps handle rows apart, and barriers separate them from other steps.
-        unsafe { self.context.memory.values.view(place, self.rows.clone()) }
+        unsafe { self.context.values(self.worker, place.home).view(place, self.rows.clone()) }
     }
 
     fn write<T: bytemuck::Pod>(&self, place: Place) -> ViewMut<'_, T> {
         // SAFETY: as `read`; an operator's output is no operand of it (single assignment).
-        unsafe { self.context.memory.values.view_mut(place, self.rows.clone()) }
+        unsafe { self.context.values(self.worker, place.home).view_mut(place, self.rows.clone()) }
     }
 
     /// Runs the operator on the rows.
@@ -66,7 +68,7 @@ impl Rows<'_> {
             }
             Light::CopyCols { x, out, groups } => elementwise::copy_cols(self.read(*x), self.write(*out), *groups),
             Light::Rope { x, table, pairing, head_cols, out } => {
-                let (memory, place) = &self.context.memory.trig[*table];
+                let (memory, place) = self.context.trig(self.worker, *table);
                 // SAFETY: the angles are written at the start of the round, before a barrier or by this worker.
                 let trig = unsafe { memory.view(*place, self.rows.clone()) };
                 rope::rope(isa, self.read(*x), *pairing, *head_cols, trig, self.write(*out));
@@ -96,7 +98,7 @@ impl Rows<'_> {
     }
 
     fn trig(&self, table: usize, positions: &[u32]) {
-        let (memory, place) = &self.context.memory.trig[table];
+        let (memory, place) = self.context.trig(self.worker, table);
         // SAFETY: rows are apart, and a barrier follows before other workers read them.
         let out = unsafe { memory.view_mut(*place, self.rows.clone()) };
         self.context.ropes[table].fill(positions, out);
@@ -116,7 +118,7 @@ impl Rows<'_> {
     fn select(&self, x: Place, out: Place) {
         let outputs = &self.context.round.outputs[self.rows.clone()];
         // SAFETY: all rows of `x` were written before the barrier in front of this step.
-        let x: View = unsafe { self.context.memory.values.view(x, 0..self.context.round.tokens.len()) };
+        let x: View = unsafe { self.context.values(self.worker, x.home).view(x, 0..self.context.round.tokens.len()) };
         elementwise::gather_rows(x, outputs, self.write(out));
     }
 
@@ -158,7 +160,7 @@ impl Rows<'_> {
             for (head, values) in x.row(index).chunks_exact(cols).enumerate() {
                 let at = (head * self.total + row) * bytes;
                 // SAFETY: every row has activations of its own; readers come after a barrier.
-                let out = unsafe { self.context.memory.acts[form as usize].slice_mut(at, bytes) };
+                let out = unsafe { self.context.acts_region(self.worker, form).slice_mut(at, bytes) };
                 prepare_act(self.context.isa, act_type(form), values, out)?;
             }
         }

@@ -8,13 +8,16 @@
 mod attention;
 mod barriers;
 mod experts;
+mod failure;
 mod light;
 pub(crate) mod prepare;
 mod product;
+mod recurrent;
 mod round;
 pub(crate) mod run;
 pub(crate) mod scratch;
 pub(crate) mod shared;
+pub(crate) mod solo;
 pub(crate) mod states;
 pub(crate) mod step;
 pub(crate) mod trace;

@@ -6,7 +6,8 @@
 //! with another geometry. Not here: running (`run.rs`), where values lie (`plan_format::arena`). Next: `run.rs`.
 
 use super::barriers::place_barriers;
-use super::shared::{Place, Shared};
+use super::shared::{Home, Place, Shared};
+use super::solo::{Own, Solo, own_values, solo_arena, solo_steps};
 use super::states::{KvType, StateLimits};
 use super::step::*;
 use super::weights::{Precision, WeightStore};
@@ -67,16 +68,9 @@ pub const FEW_TOKENS: usize = 8;
 
 /// Resolves a verified program.
 pub fn prepare(program: &Program, arena: &Arena, weights: &WeightStore, limits: Limits) -> Result<Prepared, Error> {
-    let mut builder =
-        Builder { program, arena, weights, limits, steps: Vec::new(), shapes: Vec::new(), sizes: Sizes::default() };
-    for table in 0..program.ropes.len() {
-        builder.light(OpId(0), Rows::Tokens, Light::Trig { table });
-    }
-    for (index, op) in program.ops.iter().enumerate() {
-        builder.operator(OpId(index as u32), &op.kind)?;
-    }
-    let logits = program.values[program.logits.index()].cols;
-    let logits = builder.place(View { value: program.logits, first_col: 0, cols: logits });
+    let own = vec![false; program.values.len()];
+    let builder = Builder::build(program, arena, weights, limits, &own)?;
+    let logits = builder.logits();
     let mut steps = builder.steps;
     place_barriers(&mut steps, arena.limits);
     let ropes: Vec<RopeTable> = program.ropes.iter().map(|rope| rope_table(rope, weights)).collect();
@@ -84,6 +78,21 @@ pub fn prepare(program: &Program, arena: &Arena, weights: &WeightStore, limits: 
     let trig = ropes.iter().map(|table| ubatch_tokens * table.cols() * 4).collect();
     let sizes = Sizes { trig, ..builder.sizes };
     Ok(Prepared { steps, ropes, shapes: builder.shapes, sizes, logits })
+}
+
+/// Resolves a verified program for rounds of one token and `workers` workers. `ropes` are those of [`Prepared`].
+pub fn prepare_solo(
+    program: &Program,
+    weights: &WeightStore,
+    limits: Limits,
+    (workers, ropes): (usize, &[RopeTable]),
+) -> Result<Solo, Error> {
+    let arena = solo_arena(program);
+    let own = own_values(program);
+    let builder = Builder::build(program, &arena, weights, limits, &own)?;
+    let own = |index| Own::new(index, arena.size_bytes as usize, &builder.sizes, ropes);
+    let (own, logits) = ((0..workers).map(own).collect(), builder.logits());
+    Ok(Solo { steps: solo_steps(builder.steps), logits, own })
 }
 
 /// Bytes of the regions that hold no values, and the most experts of a layer.
@@ -100,11 +109,15 @@ pub struct Sizes {
 impl Memory {
     /// Memory for rounds: the values' region as given, all others as `take` gives them for their sizes.
     pub fn new(values: Shared, sizes: &Sizes, ropes: &[RopeTable], take: &mut dyn FnMut(usize) -> Shared) -> Self {
-        let place = |cols| Place { base_bytes: 0, offset_bytes: 0, stride: cols, cols };
         Memory {
             values,
             acts: sizes.acts.map(&mut *take),
-            trig: sizes.trig.iter().zip(ropes).map(|(&bytes, table)| (take(bytes), place(table.cols()))).collect(),
+            trig: sizes
+                .trig
+                .iter()
+                .zip(ropes)
+                .map(|(&bytes, table)| (take(bytes), Place::rows_of(table.cols())))
+                .collect(),
             partials: take(sizes.partials),
             groups: take(sizes.groups),
             grouped: take(sizes.grouped),
@@ -125,17 +138,43 @@ struct Builder<'a> {
     arena: &'a Arena,
     weights: &'a WeightStore,
     limits: Limits,
+    /// Which values each worker computes for itself.
+    own: &'a [bool],
     steps: Vec<Step>,
     shapes: Vec<AttentionShape>,
     sizes: Sizes,
 }
 
-impl Builder<'_> {
+impl<'a> Builder<'a> {
+    fn build(
+        program: &'a Program,
+        arena: &'a Arena,
+        weights: &'a WeightStore,
+        limits: Limits,
+        own: &'a [bool],
+    ) -> Result<Self, Error> {
+        let (steps, shapes, sizes) = (Vec::new(), Vec::new(), Sizes::default());
+        let mut builder = Builder { program, arena, weights, limits, own, steps, shapes, sizes };
+        for table in 0..program.ropes.len() {
+            builder.light(OpId(0), Rows::Tokens, Light::Trig { table });
+        }
+        for (index, op) in program.ops.iter().enumerate() {
+            builder.operator(OpId(index as u32), &op.kind)?;
+        }
+        Ok(builder)
+    }
+
+    fn logits(&self) -> Place {
+        let value = self.program.logits;
+        self.place(View { value, first_col: 0, cols: self.program.values[value.index()].cols })
+    }
+
     fn place(&self, view: View) -> Place {
         let stride = self.program.values[view.value.index()].cols as usize;
+        let home = if self.own[view.value.index()] { Home::Own } else { Home::Shared };
         let base_bytes = self.arena.offsets_bytes[view.value.index()] as usize;
         let offset_bytes = base_bytes + view.first_col as usize * 4;
-        Place { base_bytes, offset_bytes, stride, cols: view.cols as usize }
+        Place { base_bytes, offset_bytes, stride, cols: view.cols as usize, home }
     }
 
     fn rows_of(&self, view: View) -> Rows {
@@ -304,13 +343,17 @@ impl Builder<'_> {
             program::ExpertInput::Shared => ExpertRows::Shared,
             program::ExpertInput::PerExpert => ExpertRows::PerExpert,
         };
+        let mut prepared: Option<(ActForm, usize)> = None;
         for part in parts {
             let part = self.part(part);
             let (rows, cols) = self.weights.dims(part.weight);
             self.reserve_acts(part.form, pairs, cols)?;
             self.sizes.grouped = self.sizes.grouped.max(pairs * rows * 4);
-            self.push(op, Task::PrepareExperts { x, chosen, experts, input, form: part.form, cols });
-            self.push(op, Task::ExpertProduct { chosen, experts, part });
+            if prepared != Some((part.form, cols)) {
+                self.push(op, Task::PrepareExperts { x, chosen, experts, input, form: part.form, cols });
+                prepared = Some((part.form, cols));
+            }
+            self.push(op, Task::ExpertProduct { chosen, experts, input, part });
             self.push(op, Task::ScatterExperts { chosen, experts, out: part.out });
         }
         Ok(())
@@ -332,7 +375,7 @@ impl Builder<'_> {
         let rows = shape.kv_heads * segments * FEW_TOKENS.min(self.rows_max(Rows::Tokens)) * shape.group();
         self.sizes.partials = self.sizes.partials.max(rows * shape.partial_cols() * 4);
         let (q, out) = (self.place(q), self.place(out));
-        let step = Attention { q, cache, shape, scratch, sinks: attention.sinks, out };
+        let step = Attention { q, cache, shape, scratch, sinks: attention.sinks, out, store: None };
         self.push(op, Task::Attention(step));
         self.push(op, Task::AttentionJoin(step));
     }

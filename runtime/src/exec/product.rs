@@ -3,8 +3,8 @@
 
 use super::prepare::act_bytes;
 use super::run::Context;
-use super::shared::Place;
-use super::step::Part;
+use super::shared::{Home, Place, Shared};
+use super::step::{ActForm, Part};
 use super::weights::Precision;
 use crate::Error;
 use device::team::Worker;
@@ -35,20 +35,43 @@ pub struct Operands<'a> {
     pub rows: Range<usize>,
 }
 
-/// Panels to claim at once so that a block takes at most [`BLOCK_NS`] and workers end together.
+/// Panels that kernels for several tokens work on at once.
+const TILE_PANELS: usize = 2;
+
+/// Panels to claim at once so that a block takes at most [`BLOCK_NS`] and workers end together; with several tokens,
+/// whole tiles.
 pub fn grain(matrix: &Matrix, tokens: usize, panels: usize, workers: usize) -> u32 {
     let bytes = matrix.bytes().len() / matrix.panels().max(1);
     let panel_ns = (bytes / BYTES_PER_NS).max(PANEL_ROWS * matrix.cols() * tokens / MACS_PER_NS).max(1);
     let fair = panels / (workers * BLOCKS_PER_WORKER);
-    (BLOCK_NS / panel_ns).min(fair).max(1) as u32
+    let tile = if tokens > 1 { TILE_PANELS } else { 1 };
+    (BLOCK_NS / panel_ns).min(fair).next_multiple_of(tile).max(tile) as u32
 }
 
 impl<'a> Context<'a> {
+    /// A worker's memory of values that live there.
+    pub fn values(&self, worker: usize, home: Home) -> &'a Shared {
+        let own = self.solo.filter(|_| home == Home::Own).and_then(|solo| solo.own[worker].values.as_ref());
+        own.unwrap_or(&self.memory.values)
+    }
+
+    /// A worker's region of prepared activations.
+    pub fn acts_region(&self, worker: usize, form: ActForm) -> &'a Shared {
+        let acts = self.solo.map_or(&self.memory.acts, |solo| &solo.own[worker].acts);
+        &acts[form as usize]
+    }
+
+    /// The angles of a rotary table.
+    pub fn trig(&self, worker: usize, table: usize) -> &'a (Shared, Place) {
+        let trig = self.solo.map_or(&self.memory.trig, |solo| &solo.own[worker].trig);
+        &trig[table]
+    }
+
     /// Computes some panels of a product.
     pub fn multiply(&self, operands: &Operands<'_>, panels: Range<usize>) -> Result<(), Error> {
         let Operands { matrix, bias, acts, tokens, place, .. } = operands;
         // SAFETY: workers claim disjoint panels, so they write disjoint columns; readers come after a barrier.
-        let output = |memory: &'a super::shared::Shared| unsafe { memory.output(*place, operands.rows.clone()) };
+        let output = |memory: &'a Shared| unsafe { memory.output(*place, operands.rows.clone()) };
         let output = output(&self.memory.values);
         self.multiply_into(matrix, *bias, acts, *tokens, panels, output)
     }
@@ -83,10 +106,11 @@ impl<'a> Context<'a> {
     }
 
     /// Prepared activations from row `first` on.
-    pub fn acts(&self, part: &Part, first: usize, rows: usize, cols: usize) -> Result<&'a [u8], Error> {
-        let bytes = act_bytes(part.form, cols)?;
-        // SAFETY: written before the last barrier, not again before the next.
-        Ok(unsafe { self.memory.acts[part.form as usize].slice(first * bytes, rows * bytes) })
+    pub fn acts(&self, worker: &Worker, form: ActForm, rows: Range<usize>, cols: usize) -> Result<&'a [u8], Error> {
+        let bytes = act_bytes(form, cols)?;
+        let region = self.acts_region(worker.index(), form);
+        // SAFETY: written before the last barrier or by this worker, not again before the next barrier.
+        Ok(unsafe { region.slice(rows.start * bytes, rows.len() * bytes) })
     }
 
     /// A fused group of products with one input.
@@ -105,7 +129,7 @@ impl<'a> Context<'a> {
                 let end = start + panels_of(part);
                 let panels = claimed.start.max(start)..claimed.end.min(end);
                 if panels.start < panels.end {
-                    self.multiply(&self.operands(part, tokens)?, panels.start - start..panels.end - start)?;
+                    self.multiply(&self.operands(worker, part, tokens)?, panels.start - start..panels.end - start)?;
                 }
                 start = end;
             }
@@ -113,12 +137,12 @@ impl<'a> Context<'a> {
         Ok(())
     }
 
-    fn operands(&self, part: &Part, tokens: usize) -> Result<Operands<'a>, Error> {
+    fn operands(&self, worker: &Worker, part: &Part, tokens: usize) -> Result<Operands<'a>, Error> {
         let matrix = self.weights.matrix(part.weight, 0)?;
         Ok(Operands {
             matrix,
             bias: part.bias.map(|bias| self.weights.small(bias)),
-            acts: self.acts(part, 0, tokens, matrix.cols())?,
+            acts: self.acts(worker, part.form, 0..tokens, matrix.cols())?,
             tokens,
             place: part.out,
             rows: 0..tokens,
@@ -137,7 +161,7 @@ impl<'a> Context<'a> {
                 let operands = Operands {
                     matrix: self.weights.matrix(part.weight, head)?,
                     bias: None,
-                    acts: self.acts(part, head * tokens, tokens, cols)?,
+                    acts: self.acts(worker, part.form, head * tokens..(head + 1) * tokens, cols)?,
                     tokens,
                     place: part.out.col_range(head * rows..(head + 1) * rows),
                     rows: 0..tokens,

@@ -1,14 +1,15 @@
 //! A round: every worker walks the steps, claims its part of each, and meets the others at barriers.
-//! Not here: how steps are made (`prepare.rs`) and what each does (`light.rs`, `product.rs`, `attention.rs`,
-//! `experts.rs`).
+//! Not here: how steps are made (`prepare.rs`), what each does (`light.rs`, `product.rs`, `attention.rs`, and so on).
 
+use super::failure::{Failure, lock};
 use super::light::Rows;
-use super::prepare::{Limits, Memory, Prepared, prepare};
+use super::prepare::{Limits, Memory, Prepared, prepare, prepare_solo};
 use super::round::Round;
 use super::scratch::WorkerScratch;
 use super::shared::{Place, Shared};
+use super::solo::{Solo, group_once};
 use super::states::{Piece, Rewind, StateSnapshot, States};
-use super::step::{Delta, Step, Task};
+use super::step::{Step, Task};
 use super::trace::{Label, Trace};
 use super::weights::{Precision, WeightStore};
 use crate::Error;
@@ -20,23 +21,19 @@ use device::gpu::Gpu;
 use device::team::{Team, Worker};
 use kernels::cpu::Isa;
 use kernels::cpu::ops::View;
-use kernels::cpu::ops::conv::causal_conv_silu;
-use kernels::cpu::ops::delta::{DeltaInputs, DeltaShape, delta_net};
 use kernels::cpu::ops::rope::RopeTable;
 use plan_format::arena::{Arena, RoundLimits};
 use plan_format::artifact::Plan;
 use plan_format::program::{self, Program};
 use std::ops::Range;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
-
-/// Channels of a convolution that a worker claims at once.
-const CONV_CHANNELS: usize = 256;
+use std::sync::{Arc, Mutex};
 
 /// A program ready to run, with its memory, states and team.
 pub struct Executor {
     weights: WeightStore,
     prepared: Prepared,
+    /// For rounds of one token on the CPU alone.
+    solo: Option<Solo>,
     memory: Memory,
     states: States,
     scratch: Vec<Mutex<WorkerScratch>>,
@@ -70,6 +67,8 @@ pub struct Context<'a> {
     pub precision: Precision,
     /// Where steps are written down, if they are.
     pub trace: Option<&'a Trace>,
+    /// The workers' own memory, in rounds of one token.
+    pub solo: Option<&'a Solo>,
 }
 
 impl Executor {
@@ -81,11 +80,14 @@ impl Executor {
         limits: Limits,
         (team, isa): (Team, Isa),
     ) -> Result<Self, Error> {
-        let prepared = prepare(program, arena, &weights, limits)?;
+        let mut prepared = prepare(program, arena, &weights, limits)?;
+        group_once(&mut prepared.steps);
         let tokens = arena.limits.ubatch_tokens as usize;
         let values = Shared::new(arena.size_bytes as usize);
         let states = States::new(program, limits.of_states(tokens), &mut |_, bytes| Some(Shared::new(bytes)));
-        Ok(Self::assemble((program, arena), weights, limits, (team, isa), (prepared, values, states)))
+        let solo = prepare_solo(program, &weights, limits, (team.threads(), &prepared.ropes))?;
+        let executor = Self::assemble((program, arena), weights, limits, (team, isa), (prepared, values, states));
+        Ok(Self { solo: Some(solo), ..executor })
     }
 
     /// Prepares a plan that uses a GPU. All memory is taken here, on both sides.
@@ -119,11 +121,12 @@ impl Executor {
         let vocab = program.vocab as usize;
         let watched = program.ops.iter().map(|op| watched(program, arena, op)).collect();
         let memory = Memory::new(values, &prepared.sizes, &prepared.ropes, &mut Shared::new);
-        let (round_limits, hybrid) = (arena.limits, None);
+        let (round_limits, solo, hybrid) = (arena.limits, None, None);
         let trace = Trace::new(Clock::wall(), team.threads());
         Self {
             weights,
             prepared,
+            solo,
             memory,
             states,
             scratch,
@@ -143,20 +146,21 @@ impl Executor {
     pub fn run(&mut self, round: &Round) -> Result<View<'_>, Error> {
         self.check(round)?;
         self.trace.begin_round();
-        match self.hybrid {
+        let logits = match self.hybrid {
             Some(_) => self.run_parts(round, None)?,
             None => self.run_steps(round)?,
-        }
+        };
         // SAFETY: the round is over, and the next needs `&mut self`.
-        Ok(unsafe { self.memory.values.view(self.prepared.logits, 0..round.outputs.len()) })
+        Ok(unsafe { self.memory.values.view(logits, 0..round.outputs.len()) })
     }
 
-    /// A round on the CPU alone.
-    fn run_steps(&mut self, round: &Round) -> Result<(), Error> {
-        let Self { prepared, memory, states, weights, isa, limits, scratch, team, trace, .. } = self;
+    /// A round on the CPU alone. Returns where its logits are.
+    fn run_steps(&mut self, round: &Round) -> Result<Place, Error> {
+        let Self { prepared, solo, memory, states, weights, isa, limits, scratch, team, trace, .. } = self;
         let (isa, precision, ropes) = (*isa, limits.precision, &prepared.ropes);
-        let context = Context { round, memory, states, weights, ropes, isa, precision, trace: Some(trace) };
-        let steps = &prepared.steps;
+        let (solo, trace) = (solo.as_ref().filter(|_| round.tokens.len() == 1), Some(&*trace));
+        let context = Context { round, memory, states, weights, ropes, isa, precision, trace, solo };
+        let (steps, logits) = solo.map_or((&prepared.steps, prepared.logits), |solo| (&solo.steps, solo.logits));
         let failure: Mutex<Option<Error>> = Mutex::new(None);
         team.run(|worker| {
             let mut scratch = lock(&scratch[worker.index()]);
@@ -166,17 +170,17 @@ impl Executor {
                 }
             }
         })?;
-        lock(&failure).take().map_or(Ok(()), Err)
+        lock(&failure).take().map_or(Ok(logits), Err)
     }
 
-    /// A round on CPU and GPU: worker 0 drives the GPU between its own work.
+    /// A round on CPU and GPU: worker 0 drives the GPU between its own work. Returns where its logits are.
     /// With `diagnosis`, the first value there that is not finite is looked for after each part on the CPU.
-    fn run_parts(&mut self, round: &Round, diagnosis: Option<&Mutex<Option<String>>>) -> Result<(), Error> {
+    fn run_parts(&mut self, round: &Round, diagnosis: Option<&Mutex<Option<String>>>) -> Result<Place, Error> {
         let Self { prepared, memory, states, weights, isa, limits, scratch, team, hybrid, trace, watched, .. } = self;
-        let Some(hybrid) = hybrid else { return Ok(()) };
+        let Some(hybrid) = hybrid else { return Ok(prepared.logits) };
         let (isa, precision, ropes) = (*isa, limits.precision, &prepared.ropes);
-        let steps_traced = trace.sees_steps().then_some(&*trace);
-        let context = Context { round, memory, states, weights, ropes, isa, precision, trace: steps_traced };
+        let (steps_traced, solo) = (trace.sees_steps().then_some(&*trace), None);
+        let context = Context { round, memory, states, weights, ropes, isa, precision, trace: steps_traced, solo };
         let turn = hybrid.turn(round, trace);
         team.set_active(hybrid.threads(turn.schedule));
         let failure = Failure::default();
@@ -213,7 +217,7 @@ impl Executor {
             // What failed first is reported; a GPU that is lost is lost for the next round, too.
             let _ = lock(&hybrid.driver).abandon();
         }
-        outcome
+        outcome.map(|()| prepared.logits)
     }
 
     /// The first value of a round that is not finite, by name: a diagnosis after [`Self::run`] gave such logits. The
@@ -227,7 +231,8 @@ impl Executor {
             return Ok(lock(&found).take());
         }
         let (isa, precision, ropes) = (*isa, limits.precision, &prepared.ropes);
-        let context = Context { round, memory, states, weights, ropes, isa, precision, trace: None };
+        let (trace, solo) = (None, None);
+        let context = Context { round, memory, states, weights, ropes, isa, precision, trace, solo };
         team.run(|worker| {
             let mut scratch = lock(&scratch[worker.index()]);
             for (index, step) in prepared.steps.iter().enumerate() {
@@ -367,13 +372,8 @@ impl Executor {
     }
 }
 
-/// A lock whose poison does not matter: the data are working memory without invariants.
-fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
-}
-
 /// The rows of `worker` out of `total`: contiguous, the same in every light step.
-fn share(worker: &Worker, total: usize) -> Range<usize> {
+pub fn share(worker: &Worker, total: usize) -> Range<usize> {
     let each = total.div_ceil(worker.count());
     (worker.index() * each).min(total)..((worker.index() + 1) * each).min(total)
 }
@@ -385,43 +385,10 @@ fn watched(program: &Program, arena: &Arena, op: &program::Op) -> Vec<Watched> {
     let watch = |value: plan_format::ValueId| {
         let program::Value { name, rows, cols, .. } = &program.values[value.index()];
         let base_bytes = arena.offsets_bytes[value.index()] as usize;
-        let place = Place { base_bytes, offset_bytes: base_bytes, stride: *cols as usize, cols: *cols as usize };
+        let place = Place { base_bytes, offset_bytes: base_bytes, ..Place::rows_of(*cols as usize) };
         Watched { name: name.clone(), rows: *rows, place }
     };
     floats.map(watch).collect()
-}
-
-/// The first failure of a round.
-#[derive(Default)]
-struct Failure {
-    error: Mutex<Option<Error>>,
-    is_noted: AtomicBool,
-}
-
-impl Failure {
-    /// Notes an error, if it is one, and that the round is to end at the next barrier. Worker 0 only.
-    fn note(&self, outcome: Result<(), Error>) {
-        if outcome.is_err() {
-            self.note_later(outcome);
-            self.is_noted.store(true, Ordering::Release);
-        }
-    }
-
-    /// Notes an error without an end to the round: workers must keep meeting at barriers.
-    fn note_later(&self, outcome: Result<(), Error>) {
-        if let Err(error) = outcome {
-            lock(&self.error).get_or_insert(error);
-        }
-    }
-
-    /// Whether the round is to end.
-    fn is_noted(&self) -> bool {
-        self.is_noted.load(Ordering::Acquire)
-    }
-
-    fn into_result(self) -> Result<(), Error> {
-        self.error.into_inner().unwrap_or_else(PoisonError::into_inner).map_or(Ok(()), Err)
-    }
 }
 
 impl Context<'_> {
@@ -472,12 +439,13 @@ impl Context<'_> {
 
     /// This worker's part of a step, and the barrier after it.
     pub fn step(&self, worker: &Worker, scratch: &mut WorkerScratch, step: &Step, split: usize) -> Result<(), Error> {
-        let start = self.trace.map(Trace::now);
+        // In rounds of one token reading the clock would take as long as many a light step.
+        let start = self.trace.filter(|_| step.barrier || self.solo.is_none()).map(Trace::now);
         let result = self.task(worker, scratch, &step.task);
         if let (Some(trace), Some(start)) = (self.trace, start) {
             trace.worker(worker.index(), split, Label::Op(step.op.0), start);
         }
-        let idle = matches!(&step.task, Task::AttentionJoin(join) if self.divided_segments(join).is_none());
+        let idle = matches!(&step.task, Task::AttentionJoin(join) if self.segments_apart(join).is_none());
         if step.barrier && !idle {
             worker.barrier();
         }
@@ -489,20 +457,28 @@ impl Context<'_> {
         match task {
             Task::Light { rows, light } => {
                 let total = self.total(*rows);
-                Rows { context: self, scratch, rows: share(worker, total), total }.run(light)
+                let rows = match self.solo {
+                    None => share(worker, total),
+                    Some(_) if light.is_for_all() && worker.index() > 0 => return Ok(()),
+                    Some(_) => 0..total,
+                };
+                Rows { context: self, scratch, worker: worker.index(), rows, total }.run(light)
             }
             Task::Product { rows, parts } => self.product(worker, parts, self.total(*rows)),
             Task::HeadProduct { heads, part } => self.head_product(worker, *heads, part, tokens),
-            Task::GroupExperts { ids, experts } if worker.index() == 0 => self.group_experts(*ids, *experts),
+            Task::GroupExperts { ids, experts } if worker.index() == 0 || self.solo.is_some() => {
+                self.group_experts(worker, *ids, *experts)
+            }
             Task::GroupExperts { .. } => Ok(()),
             Task::PrepareExperts { x, chosen, experts, input, form, cols } => {
-                let rows = share(worker, tokens * chosen);
-                self.prepare_experts((*x, *cols, *input), *form, (*chosen, *experts), rows)
+                self.prepare_experts(worker, (*x, *cols, *input), *form, (*chosen, *experts))
             }
-            Task::ExpertProduct { chosen, experts, part } => self.expert_product(worker, *chosen, part, *experts),
+            Task::ExpertProduct { chosen, experts, input, part } => {
+                self.expert_product(worker, (*chosen, *experts, *input), part)
+            }
             Task::ScatterExperts { chosen, experts, out } => {
                 if tokens > 1 {
-                    self.scatter_experts(*chosen, *experts, *out, share(worker, tokens * chosen));
+                    self.scatter_experts(worker, (*chosen, *experts), *out);
                 }
                 Ok(())
             }
@@ -520,50 +496,5 @@ impl Context<'_> {
                 Ok(())
             }
         }
-    }
-
-    fn conv(
-        &self,
-        worker: &Worker,
-        (x, out): (Place, Place),
-        (filter, state): (plan_format::WeightId, plan_format::StateId),
-        taps: usize,
-    ) {
-        let filter = self.weights.small(filter);
-        let blocks = x.cols.div_ceil(CONV_CHANNELS);
-        worker.for_blocks(blocks as u32, 1, |claimed| {
-            let channels = claimed.start * CONV_CHANNELS..x.cols.min(claimed.end * CONV_CHANNELS);
-            for span in self.round.spans {
-                let tokens = span.tokens.clone();
-                let filter = View::new(&filter[channels.start * taps..channels.end * taps], channels.len(), taps);
-                // SAFETY: each block has channels of its own, in values and states; readers come after a barrier.
-                unsafe {
-                    let x = self.memory.values.view(x.col_range(channels.clone()), tokens.clone());
-                    let out = self.memory.values.view_mut(out.col_range(channels.clone()), tokens);
-                    let state = self.states.rows_mut(state, span.sequence, channels.clone(), taps - 1);
-                    causal_conv_silu(self.isa, x, filter, state, out);
-                }
-            }
-        });
-    }
-
-    fn delta(&self, worker: &Worker, delta: &Delta) {
-        let Delta { key_heads, value_heads, head_cols, heads, .. } = *delta;
-        let (a, dt) = (self.weights.small(delta.a), self.weights.small(delta.dt));
-        let shape = DeltaShape { key_heads, value_heads, head_cols, heads, a, dt };
-        worker.for_blocks(value_heads as u32, 1, |range| {
-            for span in self.round.spans {
-                let tokens = span.tokens.clone();
-                // SAFETY: inputs were written before a barrier; each head has columns and states of its own.
-                unsafe {
-                    let view = |place| self.memory.values.view(place, tokens.clone());
-                    let [q, k, v, b, alpha] = [delta.q, delta.k, delta.v, delta.b, delta.alpha].map(view);
-                    let cols = range.start * head_cols..range.end * head_cols;
-                    let state = self.states.rows_mut(delta.state, span.sequence, cols.clone(), head_cols);
-                    let out = self.memory.values.view_mut(delta.out.col_range(cols), tokens.clone());
-                    delta_net(self.isa, shape, DeltaInputs { q, k, v, b, alpha }, range.clone(), state, out);
-                }
-            }
-        });
     }
 }

@@ -46,9 +46,25 @@ pub struct Place {
     pub stride: usize,
     /// Columns of the view.
     pub cols: usize,
+    /// In whose memory.
+    pub home: Home,
+}
+
+/// In whose memory a value lies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Home {
+    /// One for all workers.
+    Shared,
+    /// Each worker has its own copy, which it computes itself: see `solo.rs`.
+    Own,
 }
 
 impl Place {
+    /// A region's rows of `cols` columns one after the other.
+    pub fn rows_of(cols: usize) -> Place {
+        Place { base_bytes: 0, offset_bytes: 0, stride: cols, cols, home: Home::Shared }
+    }
+
     /// The columns `cols` of this view.
     pub fn col_range(self, cols: Range<usize>) -> Place {
         debug_assert!(cols.end <= self.cols, "columns {cols:?} of {}", self.cols);

@@ -235,7 +235,7 @@ impl States {
             StateLayout::Kv { .. } => 0,
         };
         let offset_bytes = sequence as usize * per_sequence * 4;
-        let place = Place { base_bytes: offset_bytes, offset_bytes, stride: cols, cols };
+        let place = Place { base_bytes: offset_bytes, offset_bytes, ..Place::rows_of(cols) };
         // SAFETY: as this function's contract.
         unsafe { memory[0].view_mut(place, rows) }
     }

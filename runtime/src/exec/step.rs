@@ -1,7 +1,7 @@
 //! A program's operators resolved for execution: places in memory instead of values, parameters in the kernels' terms.
 //! It holds no memory itself. Next: `prepare.rs` (makes them), `run.rs` (walks them).
 
-use super::shared::Place;
+use super::shared::{Home, Place};
 use kernels::cpu::ops::attention::AttentionShape;
 use kernels::cpu::ops::delta::HeadMap;
 use kernels::cpu::ops::elementwise::{ColGroups, Glu, Temperature};
@@ -35,7 +35,7 @@ pub enum Task {
     /// Brings the pairs' inputs into the order of the groups.
     PrepareExperts { x: Place, chosen: usize, experts: usize, input: ExpertRows, form: ActForm, cols: usize },
     /// Panels of the experts that the round uses.
-    ExpertProduct { chosen: usize, experts: usize, part: Part },
+    ExpertProduct { chosen: usize, experts: usize, input: ExpertRows, part: Part },
     /// Brings results from the order of the groups back to the pairs.
     ScatterExperts { chosen: usize, experts: usize, out: Place },
     /// Kv heads and tokens, or kv heads and segments of the cache.
@@ -197,6 +197,8 @@ pub struct Attention {
     pub scratch: usize,
     pub sinks: Option<WeightId>,
     pub out: Place,
+    /// Keys and values that are stored on the way, each by the worker who first reads them.
+    pub store: Option<(Place, Option<Place>)>,
 }
 
 /// A gated delta net.
@@ -215,4 +217,39 @@ pub struct Delta {
     pub heads: HeadMap,
     pub state: StateId,
     pub out: Place,
+}
+
+impl Light {
+    /// The values that it writes.
+    pub fn outputs(&self) -> [Option<Place>; 2] {
+        match self {
+            Light::Trig { .. } | Light::StoreKv { .. } | Light::Prepare { .. } => [None, None],
+            Light::Router { ids, weights, .. } => [Some(*ids), Some(*weights)],
+            Light::Embed { out, .. }
+            | Light::Select { out, .. }
+            | Light::RmsNorm { out, .. }
+            | Light::L2Norm { out, .. }
+            | Light::Add { out, .. }
+            | Light::Glu { out, .. }
+            | Light::SigmoidGate { out, .. }
+            | Light::CopyCols { out, .. }
+            | Light::Rope { out, .. }
+            | Light::PositionScale { out, .. }
+            | Light::Softcap { out, .. }
+            | Light::ExpertScale { out, .. }
+            | Light::ExpertSum { out, .. }
+            | Light::Reduce { out, .. } => [Some(*out), None],
+        }
+    }
+
+    /// Whether it writes this cache.
+    pub fn stores(&self, state: StateId) -> bool {
+        matches!(self, Light::StoreKv { cache, .. } if *cache == state)
+    }
+
+    /// Whether what it writes is for all workers: then only one of them may compute it.
+    pub fn is_for_all(&self) -> bool {
+        let shared = |place: &Place| place.home == Home::Shared;
+        matches!(self, Light::StoreKv { .. }) || self.outputs().iter().flatten().any(shared)
+    }
 }

@@ -237,7 +237,7 @@ impl<'a> Binder<'a> {
         let base_bytes = self.arena.offsets_bytes[ids.value.index()] as usize;
         let offset_bytes = base_bytes + ids.first_col as usize * 4;
         Ok(RoutedFill {
-            ids: Place { base_bytes, offset_bytes, stride, cols: ids.cols as usize },
+            ids: Place { base_bytes, offset_bytes, stride, ..Place::rows_of(ids.cols as usize) },
             ids_start: self.host_arena.device.offset(base_bytes as u64),
             whole: self.fill(&whole)?,
             experts: stacks.first().map_or(0, |(_, place)| place.shape.stack),

@@ -315,7 +315,8 @@ impl SimRun {
     fn compute(&self, round: &Round) -> Result<(), Error> {
         let World { memory, states, prepared, limits, isa, worker, .. } = &*self.world;
         let (isa, precision, weights) = (*isa, limits.precision, &self.weights);
-        let context = Context { round, memory, states, weights, ropes: &prepared.ropes, isa, precision, trace: None };
+        let (ropes, trace, solo) = (&prepared.ropes[..], None, None);
+        let context = Context { round, memory, states, weights, ropes, isa, precision, trace, solo };
         let mut worker = worker.lock().unwrap_or_else(PoisonError::into_inner);
         let (team, scratch) = &mut *worker;
         let failure = Mutex::new(None);
