@@ -162,8 +162,9 @@ fn flags_go_to_standard_output_and_losses_to_standard_error() {
 
 #[test]
 fn golden_figures_are_accepted_kept_and_guarded() {
-    let folder = Folder::with_model();
-    let (models, golden) = (folder.0.path().to_str().unwrap().to_owned(), folder.file("golden.csv"));
+    let folder = Folder(tempfile::tempdir().unwrap());
+    std::fs::copy(fixtures::reference_dir().join("tiny-qwen3.gguf"), folder.file("tiny.gguf")).unwrap();
+    let (models, golden) = (folder.file("."), folder.file("golden.csv"));
     let check = ["check", "--models", &models, "--golden", &golden];
     fails(&check, 1, &["golden.csv", "--accept"]);
     fails(&[&check[..], &["--accept", " "]].concat(), 2, &["--accept", "reason"]);
