@@ -14,8 +14,8 @@
 //! Invariants: a slot is read only between a fill and its release, and refilled only outside that span, else an error
 //! and nothing is queued; hand-overs to the GPU complete in the order in which they were queued; one flag per direction
 //! with a growing epoch, so no flag is ever reset; a round that fails ends in [`abandon`](Timeline::abandon), after
-//! which both streams are empty. Nothing here waits for a whole device. Allocates nothing after `new` (except in `fill`, a convenience). Not here: what
-//! runs (operators), where (placement), when it is worth it (schedules).
+//! which both streams are empty. Nothing here waits for a whole device. `fill` aside, allocates nothing after `new`.
+//! Not here: what runs (operators), where (placement), when it is worth it (schedules).
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};

@@ -14,10 +14,10 @@ use crate::{Error, machine};
 pub use crate::sequence::Sequence;
 use device::clock::Clock;
 use device::gpu::Gpu;
-use device::sim::{Faults, LoadScript, SimConfig, SimGpu};
+use device::sim::{Faults, LoadScript, SimConfig, SimGpu, SimProfile};
 use gguf::Model;
 use kernels::cpu::Isa;
-use plan_format::artifact;
+use plan_format::artifact::{self, Region};
 use plan_format::schedule::Home;
 use std::ops::Range;
 use std::path::Path;
@@ -260,7 +260,11 @@ fn gpu_side(
     let resident = plan.placement.homes.contains(&Home::Resident);
     let uses_gpu = resident || plan.schedules.iter().any(|schedule| !schedule.promotions.is_empty());
     if let Some(machine) = simulated {
-        let (profile, load, faults) = (machine.profile.clone(), LoadScript::default(), Faults::none());
+        // What the plan counts for context and kernels is gone before anything else: nothing for models that are only
+        // there to try the simulation.
+        let context_bytes = plan.report.bytes(Region::GpuContext) + plan.report.bytes(Region::GpuKernels);
+        let profile = SimProfile { context_bytes, ..machine.profile.clone() };
+        let (load, faults) = (LoadScript::default(), Faults::none());
         let config = SimConfig { profile, load, faults, ceiling_bytes: Some(ceiling_bytes) };
         let gpu = Arc::new(SimGpu::new(config));
         let maker = SimMaker::new(Arc::clone(&gpu), (&plan.program, &plan.arena), weights, limits, isa)?;

@@ -1,4 +1,5 @@
-//! What goes wrong on a GPU ends in an error that says so, or costs speed only; nothing hangs, nothing is silently wrong.
+//! What goes wrong on a GPU ends in an error that says so, or costs speed only; nothing hangs, nothing is silently
+//! wrong.
 
 mod support;
 

@@ -20,8 +20,8 @@ pub struct ModelArgs {
     /// Take a plan that was made for another machine.
     #[arg(long)]
     pub force_device: bool,
-    /// Run on a simulated machine: sim:NAME of a device profile, such as sim:rtx3060-laptop. Results are real, its times
-    /// are calculated.
+    /// Run on a simulated machine: sim:NAME of a device profile, such as sim:rtx3060-laptop. Results are real, its
+    /// times are calculated.
     #[arg(long, value_name = "sim:NAME")]
     pub device: Option<String>,
     /// Always take schedule N of the plan, counted from 0, for rounds of its kind: the same bits in every run.

@@ -2,8 +2,8 @@
 //! one has moved far enough since the last look and enough time has passed, the kept schedules of the phase are scored
 //! with the plan's evaluator under the measured ratios, and the best is taken at the token boundary.
 //!
-//! Invariants: all times come from the machine's clock; a resource that a round did not use drifts back to 1; a schedule
-//! is left only for one that is better by more than noise. Not here: measuring (`driver.rs`, `marks.rs`).
+//! Invariants: all times come from the machine's clock; a resource that a round did not use drifts back to 1; a
+//! schedule is left only for one that is better by more than noise. Not here: measuring (`driver.rs`, `marks.rs`).
 //! Next: `choose.rs`.
 
 use device::clock::Nanos;

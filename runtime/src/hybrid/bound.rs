@@ -1,5 +1,5 @@
-//! Scripts bound to a GPU: every command with the operators that carry it out, made once at load. Schedules that run the
-//! same items in the same place share them. Not here: when they are queued (`driver.rs`). Next: `sim.rs`.
+//! Scripts bound to a GPU: every command with the operators that carry it out, made once at load. Schedules that run
+//! the same items in the same place share them. Not here: when they are queued (`driver.rs`). Next: `sim.rs`.
 
 use super::crossings::{Crossing, ItemAccess, Side, ops};
 use super::memory::{GpuMemory, matrix_bytes};

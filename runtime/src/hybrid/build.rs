@@ -17,7 +17,7 @@ use crate::exec::states::{Piece, States};
 use crate::exec::trace::Trace;
 use crate::exec::{Round, WeightStore};
 use device::DeviceError;
-use device::gpu::Gpu;
+use device::gpu::{Gpu, GpuOp};
 use device::timeline::Timeline;
 use plan_format::artifact::Plan;
 use plan_format::schedule::Home;
@@ -87,26 +87,16 @@ impl Hybrid {
         let GpuSide { gpu, maker, hand_over, pinned_schedule } = side;
         check(plan, pinned_schedule)?;
         let Plan { program, arena, placement, slots, .. } = plan;
-        let resident: Vec<bool> = placement.homes.iter().map(|home| *home == Home::Resident).collect();
-        let mut on_gpu = resident.clone();
-        for promotion in plan.schedules.iter().flat_map(|schedule| &schedule.promotions) {
-            on_gpu[promotion.item.index()] = true;
-        }
+        let (resident, on_gpu) = sides(plan);
         let state_limits = limits.of_states(arena.limits.ubatch_tokens as usize);
-        let layouts = &plan.layouts;
-        let (resident, on_gpu) = (&resident[..], &on_gpu[..]);
+        let (layouts, resident, on_gpu) = (&plan.layouts, &resident[..], &on_gpu[..]);
         let routed: Vec<Option<usize>> =
             (0..program.items.len()).map(|item| chosen_experts(plan, weights, &*maker, item)).collect();
         let routed = &routed[..];
         let tenants = Tenants { program, arena, weights, layouts, resident, on_gpu, slots, state_limits, routed };
         let here = tenants.resident_states();
         let input_layout = InputLayout::new(arena.limits, limits.sequences, here.iter().flatten());
-        let sizes = Sizes {
-            limits: arena.limits,
-            context_tokens: limits.context_tokens as u32,
-            sequences: limits.sequences as u32,
-            kv_bytes: limits.kv_type.size_bytes() as u32,
-        };
+        let sizes = sizes(plan, limits);
         let trig_bytes: Vec<u64> = prepared.sizes.trig.iter().map(|&bytes| bytes as u64).collect();
         let notes = pin(&*gpu, weights)?.into_iter().collect();
         let memory = tenants.move_in(&*gpu, &*maker, &input_layout, &trig_bytes, &sizes)?;
@@ -127,18 +117,8 @@ impl Hybrid {
             tables,
             maker: &*maker,
         };
-        let (access, mut made) = (ItemAccess::new(program), Made::default());
-        let bound = plan.schedules.iter().map(|schedule| binder.bind(&access, schedule, &mut made));
-        let bound = bound.collect::<Result<Vec<_>, Error>>()?;
-        let (from, bytes) = inputs.device();
-        let mut prologue = vec![maker.copier(from, memory.inputs.start, bytes)?];
-        if tenants.uses_gpu() {
-            prologue.extend(maker.prologue(&binder.env(&[]))?);
-        }
-        let timeline = Timeline::new(Arc::clone(&gpu), slots.slots.len(), SILENCE_MAX)?;
-        let values = mapped_memory(&gpu, host_arena);
-        let parts = Parts { timeline, bound, prologue, inputs, host_arena: host_arena.device, values, hand_over };
-        let mut driver = Driver::new(parts, program, &arena.offsets_bytes);
+        let prologue = if tenants.uses_gpu() { maker.prologue(&binder.env(&[]))? } else { Vec::new() };
+        let mut driver = drive(plan, &binder, &gpu, (inputs, prologue, hand_over))?;
         let part_steps = |schedule| steps_of_parts(plan, prepared, &driver, schedule);
         let parts = (0..plan.schedules.len()).map(part_steps).collect();
         let mut take = |state: plan_format::StateId, bytes| here[state.index()].is_none().then(|| Shared::new(bytes));
@@ -241,6 +221,44 @@ fn pin(gpu: &dyn Gpu, weights: &WeightStore) -> Result<Option<String>, Error> {
         Some(outcome) => Ok(outcome.map(|()| None)?),
         None => Ok(None),
     }
+}
+
+/// Which items are resident, and which any schedule runs on the GPU.
+fn sides(plan: &Plan) -> (Vec<bool>, Vec<bool>) {
+    let resident: Vec<bool> = plan.placement.homes.iter().map(|home| *home == Home::Resident).collect();
+    let mut on_gpu = resident.clone();
+    for promotion in plan.schedules.iter().flat_map(|schedule| &schedule.promotions) {
+        on_gpu[promotion.item.index()] = true;
+    }
+    (resident, on_gpu)
+}
+
+fn sizes(plan: &Plan, limits: Limits) -> Sizes {
+    Sizes {
+        limits: plan.arena.limits,
+        context_tokens: limits.context_tokens as u32,
+        sequences: limits.sequences as u32,
+        kv_bytes: limits.kv_type.size_bytes() as u32,
+    }
+}
+
+/// Binds all schedules and makes the driver of them.
+fn drive(
+    plan: &Plan,
+    binder: &Binder,
+    gpu: &Arc<dyn Gpu>,
+    (inputs, rest, hand_over): (Inputs, Vec<Arc<dyn GpuOp>>, HandOver),
+) -> Result<Driver, Error> {
+    let (access, mut made) = (ItemAccess::new(&plan.program), Made::default());
+    let bound = plan.schedules.iter().map(|schedule| binder.bind(&access, schedule, &mut made));
+    let bound = bound.collect::<Result<Vec<_>, Error>>()?;
+    let (from, bytes) = inputs.device();
+    let mut prologue = vec![binder.maker.copier(from, binder.memory.inputs.start, bytes)?];
+    prologue.extend(rest);
+    let timeline = Timeline::new(Arc::clone(gpu), plan.slots.slots.len(), SILENCE_MAX)?;
+    let (host_arena, values) = (binder.host_arena.device, mapped_memory(gpu, binder.host_arena));
+    let parts = Parts { timeline, bound, prologue, inputs, host_arena, values, hand_over };
+    Ok(Driver::new(parts, &plan.program, &plan.arena.offsets_bytes))
 }
 
 fn steps_of_parts(plan: &Plan, prepared: &Prepared, driver: &Driver, schedule: usize) -> Vec<PartSteps> {

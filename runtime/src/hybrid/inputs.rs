@@ -144,7 +144,8 @@ impl Inputs {
 
     #[expect(clippy::mut_from_ref, reason = "arrays lie apart; writing them takes `&mut self`")]
     fn array(&self, offset_bytes: u64, len: usize) -> &mut [u32] {
-        // SAFETY: only `write` comes here, which borrows the inputs exclusively; the GPU reads them between rounds only.
+        // SAFETY: only `write` comes here, which borrows the inputs exclusively; the GPU has read them when a round
+        // ends.
         unsafe { self.memory.slice_mut(offset_bytes as usize, len) }
     }
 }

@@ -1,7 +1,8 @@
 //! CPU and GPU together: which parts of a round run where, in what order, and what moves between them.
 //!
-//! At load `memory.rs` takes GPU memory, `script.rs` turns each schedule into CPU parts and a GPU queue, `bound.rs` makes
-//! the operators through the kind of GPU at hand (`ops.rs`, `sim.rs`). In a round `driver.rs` queues and hands over.
+//! At load `memory.rs` takes GPU memory, `script.rs` turns each schedule into CPU parts and a GPU queue, `bound.rs`
+//! makes the operators through the kind of GPU at hand (`ops.rs`, `sim.rs`, `cuda/`). In a round `driver.rs` queues and
+//! hands over; between rounds `adapt.rs` chooses the schedule.
 //! Not here: the CPU's operators (`exec`), ordering rules (`device::timeline`), decisions (the plan). Next: `ops.rs`.
 
 pub mod adapt;

@@ -35,8 +35,8 @@ pub trait OpMaker: Send + Sync {
     /// [`OpMaker::unpack`] makes it.
     fn slot_layout(&self, weight: &WeightShape) -> Layout;
 
-    /// Unpacks a piece of a streamed weight from the staging area into its slot; runs on the transfer stream. Asked only
-    /// where [`OpMaker::slot_layout`] is not the host's.
+    /// Unpacks a piece of a streamed weight from the staging area into its slot; runs on the transfer stream. Asked
+    /// only where [`OpMaker::slot_layout`] is not the host's.
     /// Errors: a type or layout without such a kernel.
     fn unpack(&self, piece: &Arrival) -> Result<Arc<dyn GpuOp>, Error>;
 

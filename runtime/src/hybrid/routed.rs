@@ -34,7 +34,8 @@ pub struct RoutedStack {
     pub host_stride: usize,
     /// Where they go.
     pub place: GpuWeight,
-    /// By place in the slot: pieces through the staging area with what unpacks them; empty where the host's order serves.
+    /// By place in the slot: pieces through the staging area with what unpacks them; empty where the host's order
+    /// serves.
     pub unpackers: Vec<Vec<Unpacker>>,
 }
 
@@ -61,7 +62,8 @@ impl RoutedFill {
         // SAFETY: the table is this fill's own part of the mapped region; its last copy was done in an earlier round.
         let table =
             unsafe { std::slice::from_raw_parts_mut(mapped.host.add(offset as usize).cast::<i32>(), self.experts) };
-        // SAFETY: the router's results have come (the script waits for them), and nobody writes them before this is over.
+        // SAFETY: the router's results have come (the script waits for them), and nobody writes them before this is
+        // over.
         let ids = unsafe { arena.view::<i32>(self.ids, 0..tokens) };
         table.fill(-1);
         let mut used = 0;

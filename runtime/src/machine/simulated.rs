@@ -1,7 +1,7 @@
 //! Simulated machines by name: their device profiles as the simulated GPU and the fingerprints of plans want them.
 //!
-//! The profiles are the synthetic ones that `ats-plan` plans for (`--device sim:NAME` of both programs). Only the figures
-//! that the simulation itself needs are read; what operators cost comes with the plan. Not here: planning.
+//! The profiles are the synthetic ones that `ats-plan` plans for (`--device sim:NAME` of both programs). Only the
+//! figures that the simulation itself needs are read; what operators cost comes with the plan. Not here: planning.
 
 use crate::Error;
 use crate::hybrid::HandOver;
