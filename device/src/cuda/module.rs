@@ -207,7 +207,21 @@ fn load_image(name: &str, image: &[u8]) -> Result<sys::CUmodule, DeviceError> {
         sys::cuModuleLoadDataEx(&mut module, image, 2, options.as_mut_ptr(), values.as_mut_ptr())
     };
     loaded.result().map_err(|error| bad(name, "", complaint(error, &log)))?;
+    load_functions(module).map_err(|error| bad(name, "", describe(error)))?;
     Ok(module)
+}
+
+/// Loads all kernels of a module now. Left to itself the driver loads each at its first launch, and for that it may wait
+/// until the device is idle: a launch behind a stream that waits for the host would then wait for ever.
+fn load_functions(module: sys::CUmodule) -> Result<(), DriverError> {
+    let mut count = 0;
+    // SAFETY: the module is loaded; the list has room for as many functions as the driver counts in it.
+    unsafe {
+        sys::cuModuleGetFunctionCount(&mut count, module).result()?;
+        let mut functions = vec![std::ptr::null_mut(); count as usize];
+        sys::cuModuleEnumerateFunctions(functions.as_mut_ptr(), count, module).result()?;
+        functions.into_iter().try_for_each(|function| sys::cuFuncLoad(function).result())
+    }
 }
 
 fn complaint(error: DriverError, log: &[u8]) -> String {
