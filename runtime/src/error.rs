@@ -104,7 +104,7 @@ pub enum Error {
         source: std::io::Error,
     },
     /// `ats-plan` failed; it has said why.
-    #[error("{} compile {arguments} failed", program.display())]
+    #[error("{} compile {arguments} failed, as it says above", program.display())]
     Planner {
         /// The program.
         program: PathBuf,

@@ -56,7 +56,8 @@ impl Failure {
 
     /// Error, causes and hint, one line each; empty where there is nothing to say.
     pub fn text(&self) -> String {
-        let error = self.error.iter().filter(|_| !self.is_broken_pipe()).map(|error| format!("error: {error:#}"));
+        let error =
+            self.error.iter().filter(|_| !self.is_broken_pipe()).map(|error| format!("error: {}", with_causes(error)));
         let hint = self.hint.iter().map(|hint| format!("hint: {hint}"));
         error.chain(hint).collect::<Vec<_>>().join("\n")
     }
@@ -71,9 +72,23 @@ impl Failure {
     }
 }
 
+/// An error and its causes, but for those that it tells itself.
+fn with_causes(error: &anyhow::Error) -> String {
+    let mut text = String::new();
+    for cause in error.chain().map(ToString::to_string) {
+        if text.is_empty() {
+            text = cause;
+        } else if !text.ends_with(&cause) {
+            text = format!("{text}: {cause}");
+        }
+    }
+    text
+}
+
+/// Of writing to standard output, which is all that fails this way in a command; other errors are given their names.
 impl From<std::io::Error> for Failure {
     fn from(error: std::io::Error) -> Self {
-        Failure::failed(error)
+        Failure::failed(anyhow::Error::new(error).context("cannot write the output"))
     }
 }
 
@@ -93,6 +108,10 @@ mod tests {
         check(&Failure::failed(io(ErrorKind::NotFound)), 1, "error: cannot read x: entity not found");
         check(&Failure::usage("no such size").hint("write 6G"), 2, "error: no such size\nhint: write 6G");
         check(&Failure::usage(io(ErrorKind::NotFound)), 2, "error: cannot read x: entity not found");
+        let twice = std::io::Error::other("no room");
+        let twice = anyhow::Error::new(twice).context("cannot write x: no room");
+        check(&Failure::failed(twice), 1, "error: cannot write x: no room");
+        check(&std::io::Error::other("no room").into(), 1, "error: cannot write the output: no room");
         check(&Failure::interrupted(), 130, "");
         check(&Failure::failed(io(ErrorKind::BrokenPipe)), 0, "");
         check(&std::io::Error::from(ErrorKind::BrokenPipe).into(), 0, "");

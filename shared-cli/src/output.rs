@@ -187,8 +187,7 @@ impl Drop for Progress {
 /// It cannot be written.
 pub fn print(text: &str) -> Result<(), Failure> {
     let mut out = std::io::stdout().lock();
-    let written = out.write_all(text.as_bytes()).and_then(|()| out.flush());
-    written.map_err(|error| Failure::failed(anyhow::Error::new(error).context("cannot write the output")))
+    Ok(out.write_all(text.as_bytes()).and_then(|()| out.flush())?)
 }
 
 /// A line for people on standard error. Nobody is told if that is gone.

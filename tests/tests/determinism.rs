@@ -32,11 +32,16 @@ impl Case {
             let arguments = ["compile", model, "--out", out, "--context", "512", "--ubatch", &ubatch];
             tests::run("ats-plan", self.folder.path(), &arguments).good();
         }
-        // A team pins the thread that it was made on, so this thread's second engine sees a machine of one core.
-        let other_device = OtherDevice::Accept;
-        let request =
-            PlanRequest { plan: Some(plan), context_tokens: None, exactness: Exactness::Planned, other_device, simulated: None };
-        Engine::open(&self.model, &request, Overrides { threads: Some(threads), isa: None }).expect("opens")
+        // A team pins the thread that it was made on, so a plan that this thread has made later is for one core.
+        let request = PlanRequest {
+            plan: Some(plan),
+            context_tokens: None,
+            exactness: Exactness::Planned,
+            other_device: OtherDevice::Accept,
+            simulated: None,
+        };
+        let overrides = Overrides { threads: Some(threads), ..Overrides::default() };
+        Engine::open(&self.model, &request, overrides).expect("opens")
     }
 }
 

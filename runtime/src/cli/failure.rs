@@ -21,6 +21,9 @@ impl From<Error> for Failure {
                 Some(format!("shorten the input, or plan for more: ats-plan compile MODEL --context {needed}"))
             }
             Error::StartPlanner { .. } => Some("ats-plan must lie beside ats-run or be on the PATH".into()),
+            Error::Write { .. } => {
+                Some("name a plan with --plan, or set XDG_CACHE_HOME to a folder that takes one".into())
+            }
             Error::NotFinite { .. } => {
                 Some("the model file is damaged, or its weights overflow; try another file".into())
             }

@@ -2,6 +2,7 @@
 //! leaves. A thread waits for the signal, so nothing runs inside a signal handler. Not here: who asks
 //! (`generation.rs`).
 
+use shared_cli::Failure;
 use shared_cli::failure::INTERRUPTED;
 use signal_hook::consts::SIGINT;
 use signal_hook::iterator::Signals;
@@ -19,7 +20,11 @@ pub struct Interrupt(Arc<AtomicU8>);
 
 impl Interrupt {
     /// Takes over the signal for the rest of the program.
-    pub fn install() -> std::io::Result<Self> {
+    pub fn install() -> Result<Self, Failure> {
+        Self::watch().map_err(|error| Failure::failed(anyhow::Error::new(error).context("cannot watch for Ctrl-C")))
+    }
+
+    fn watch() -> std::io::Result<Self> {
         let state = Arc::new(AtomicU8::new(IDLE));
         let mut signals = Signals::new([SIGINT])?;
         let interrupt = Interrupt(Arc::clone(&state));
