@@ -7,6 +7,7 @@ use clap::Args;
 use gguf::Model;
 use plan_format::fingerprint::SIMULATED;
 use shared_cli::Failure;
+use shared_cli::machine::FIRST_GPU;
 use shared_cli::output::{Progress, print, write_whole};
 use std::fmt::Write;
 use std::path::PathBuf;
@@ -125,6 +126,7 @@ fn table(profile: &Profile) -> String {
         profile.cores(),
         profile.memory.available_mib
     );
+    text.push_str(&gpu_line(profile));
     for entry in &profile.contention {
         let _ = writeln!(text, "  {:>3} threads read {:.1} GB/s", entry.threads, entry.cpu_alone_gb_per_s);
     }
@@ -145,4 +147,20 @@ fn table(profile: &Profile) -> String {
         );
     }
     text
+}
+
+/// The GPU, or why there is none.
+fn gpu_line(profile: &Profile) -> String {
+    if let Some(gpu) = &profile.gpu {
+        let link = gpu.host_to_device.last().map_or(0.0, |size| size.gb_per_s);
+        return format!(
+            "{}: {} of {} MiB free, link {link:.1} GB/s, context and kernels {} MiB\n",
+            gpu.model,
+            gpu.free_mib,
+            gpu.memory_mib,
+            gpu.context_mib + gpu.kernels_mib
+        );
+    }
+    let absence = device::cuda::probe().and_then(|driver| driver.usable(FIRST_GPU).cloned()).err();
+    absence.map_or_else(String::new, |absence| format!("  {absence}\n"))
 }

@@ -14,22 +14,19 @@ use super::figures::{Needs, missing};
 use super::gpu::{GpuFigures, probe};
 use super::{MeasureError, Watch};
 use crate::profile::{Backend, Gpu, Profile};
-use device::cuda::{CudaGpu, CudaOptions, GpuAbsence};
+use device::cuda::{CudaGpu, CudaOptions};
 use device::gpu::Gpu as _;
 use lab::Lab;
 use std::sync::Arc;
 
-/// The first CUDA device, if there is one that this program can use.
+/// The first CUDA device, if there is one that this program can use; [`device::cuda::probe`] says why there is none.
 ///
 /// # Errors
-/// A device is there but cannot be opened. That there is none is no error.
+/// A device is there but cannot be opened.
 pub fn open() -> Result<Option<CudaGpu>, MeasureError> {
-    match device::cuda::probe().and_then(|driver| driver.usable(0).cloned()) {
-        Ok(_) => {}
-        Err(GpuAbsence::Broken { call, error }) => {
-            return Err(MeasureError::Interrupted(format!("{call}: {error}")));
-        }
-        Err(_) => return Ok(None),
+    let usable = device::cuda::probe().is_ok_and(|driver| driver.usable(0).is_ok());
+    if !usable {
+        return Ok(None);
     }
     let modules = Arc::new(|name: &str| kernels::cuda::ptx(name));
     Ok(Some(CudaGpu::open(&CudaOptions { ordinal: 0, ceiling_bytes: None, modules })?))
