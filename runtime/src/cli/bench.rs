@@ -8,6 +8,7 @@ use clap::{Args, ValueEnum};
 use kernels::cases::SPEED_TYPES;
 use kernels::cpu::Isa;
 use kernels::quant::WeightType;
+use shared_cli::output::say;
 use std::io::Write;
 use std::time::Instant;
 
@@ -37,6 +38,9 @@ pub struct BenchArgs {
     /// CPU threads [default: the plan's].
     #[arg(long, short, value_name = "N")]
     threads: Option<usize>,
+    /// Measure what a switch between the plan's decode schedules costs, too.
+    #[arg(long)]
+    switches: bool,
     /// Form of the result.
     #[arg(long, value_enum, default_value = "md")]
     format: Format,
@@ -85,6 +89,9 @@ pub fn run(args: &BenchArgs) -> Result<(), Failure> {
         rows.push(Row::new(format!("tg{} @ d{}", args.generate, args.depth), rates));
     }
     args.trace.end(&engine)?;
+    if args.switches {
+        switches(&mut engine)?;
+    }
     let threads = engine.executor().team().threads();
     let isa = engine.executor().isa().name();
     let model = model.model.file_name().unwrap_or_default().to_string_lossy();
@@ -112,6 +119,32 @@ fn weight_type(name: &str) -> Result<WeightType, String> {
 enum Test {
     Prefill,
     Decode,
+}
+
+/// Rounds of the measurement of switches.
+const SWITCHES: usize = 200;
+
+/// Decodes with another schedule in every round, and says what the changes took.
+fn switches(engine: &mut Engine) -> Result<(), Failure> {
+    let schedules = engine.executor().decode_schedules();
+    if schedules.len() < 2 {
+        say("the plan has one schedule for decoding: nothing to switch to");
+        return Ok(());
+    }
+    let mut took_us = Vec::with_capacity(SWITCHES);
+    let mut sequence = Sequence::default();
+    let tokens = synthetic(engine.vocab(), 0, SWITCHES.min(engine.context_tokens()));
+    for (round, token) in tokens.iter().enumerate() {
+        engine.executor().pin_schedule(Some(schedules[round % schedules.len()]));
+        engine.feed(&mut sequence, &[*token], Wanted::Last, &mut |_, _| ())?;
+        took_us.push(engine.executor().switch_took().as_micros_f64());
+    }
+    engine.executor().pin_schedule(None);
+    took_us.sort_by(f64::total_cmp);
+    let (median, most) = (took_us[took_us.len() / 2], took_us[took_us.len() - 1]);
+    let count = schedules.len();
+    say(format_args!("switches between {count} schedules: median {median:.1} us, at most {most:.1} us"));
+    Ok(())
 }
 
 /// Tokens per second of each repetition after a warm-up.

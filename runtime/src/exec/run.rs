@@ -16,7 +16,7 @@ use crate::Error;
 use crate::hybrid::adapt::Switch;
 use crate::hybrid::build::{Hybrid, PartSteps};
 use crate::hybrid::{GpuSide, Timing};
-use device::clock::Clock;
+use device::clock::{Clock, Nanos};
 use device::gpu::Gpu;
 use device::team::{Team, Worker};
 use kernels::cpu::Isa;
@@ -334,6 +334,23 @@ impl Executor {
     /// Switches of schedules under load so far, and measured over expected times of CPU, GPU and link.
     pub fn switches(&self) -> (Vec<Switch>, [f64; 3]) {
         self.hybrid.as_ref().map_or((Vec::new(), [1.0; 3]), Hybrid::switches)
+    }
+
+    /// From now on rounds of this schedule's phase take it; `None` = they choose again.
+    pub fn pin_schedule(&mut self, schedule: Option<usize>) {
+        if let Some(hybrid) = &mut self.hybrid {
+            hybrid.pin(schedule);
+        }
+    }
+
+    /// Schedules of decoding, by number. Empty without a GPU.
+    pub fn decode_schedules(&self) -> Vec<usize> {
+        self.hybrid.as_ref().map_or(Vec::new(), Hybrid::decoding)
+    }
+
+    /// What the last switch to another schedule took.
+    pub fn switch_took(&self) -> Nanos {
+        self.hybrid.as_ref().map_or(Nanos(0), |hybrid| lock(&hybrid.driver).switch_took())
     }
 
     /// Schedule of the last round, by number.

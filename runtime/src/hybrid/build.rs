@@ -125,7 +125,7 @@ impl Hybrid {
         let states = States::new(program, state_limits, &mut take);
         let host = HostSide { values: mapped_memory(&gpu, host_arena), states };
         let table = Table::new(plan, pinned_schedule);
-        let adaptive = Adaptive::new(plan).filter(|_| pinned_schedule.is_none()).map(Mutex::new);
+        let adaptive = Adaptive::new(plan).map(Mutex::new);
         if adaptive.is_some() {
             driver.time(Timing::Sampled);
         }
@@ -137,11 +137,22 @@ impl Hybrid {
     pub fn turn<'a>(&'a self, round: &Round, trace: &'a Trace) -> Turn<'a> {
         let base = self.table.choose(round);
         let choose = |adaptive: &Mutex<Adaptive>| lock(adaptive).choose(base, context_of(round), trace.now());
-        let schedule = self.adaptive.as_ref().map_or(base, choose);
+        let adaptive = self.adaptive.as_ref().filter(|_| self.table.pinned(round).is_none());
+        let schedule = adaptive.map_or(base, choose);
         let (case, cpu_us) = self.table.expected(schedule, round);
         let (tokens, outputs) = (round.tokens.len() as u32, round.outputs.len() as u32);
         let args = RoundArgs { tokens, outputs, context_tokens: context_of(round) };
         Turn { schedule, args, case, cpu_us, trace }
+    }
+
+    /// From now on rounds of this schedule's phase take it; `None` = they choose again.
+    pub fn pin(&mut self, schedule: Option<usize>) {
+        self.table.pin(schedule);
+    }
+
+    /// Schedules of decoding.
+    pub fn decoding(&self) -> Vec<usize> {
+        self.table.decoding()
     }
 
     /// Takes in what a round took. `taken_share` of the team's CPU time went to others.

@@ -47,12 +47,28 @@ impl Table {
         }
     }
 
+    /// From now on rounds of this schedule's phase take it; `None` = they choose again.
+    pub fn pin(&mut self, schedule: Option<usize>) {
+        self.pinned = schedule;
+    }
+
+    /// The schedule that a round must take.
+    pub fn pinned(&self, round: &Round) -> Option<usize> {
+        let phase = self.phase(round.tokens.len(), round.outputs.len());
+        self.pinned.filter(|&pinned| self.phases.get(pinned) == Some(&phase))
+    }
+
+    /// Schedules of decoding.
+    pub fn decoding(&self) -> Vec<usize> {
+        (0..self.phases.len()).filter(|&schedule| self.phases[schedule] == Phase::Decode).collect()
+    }
+
     /// The schedule of a round at no load.
     pub fn choose(&self, round: &Round) -> usize {
-        let phase = self.phase(round.tokens.len(), round.outputs.len());
-        if let Some(pinned) = self.pinned.filter(|&pinned| self.phases.get(pinned) == Some(&phase)) {
+        if let Some(pinned) = self.pinned(round) {
             return pinned;
         }
+        let phase = self.phase(round.tokens.len(), round.outputs.len());
         let RegimeMap { phases, context_tokens, cpu_slowdown, gpu_slowdown, link_slowdown, cells } = &self.regimes;
         let context = context_of(round);
         let bucket = context_tokens.iter().position(|&end| end >= context);

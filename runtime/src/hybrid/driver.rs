@@ -66,6 +66,8 @@ pub struct Driver {
     ahead: Option<usize>,
     /// Schedule of the round before.
     last: Option<usize>,
+    /// What the last switch to another schedule took.
+    switch_took: Nanos,
     marks: Marks,
     /// What this round took.
     sample: Sample,
@@ -170,6 +172,7 @@ impl Driver {
             hand_over,
             ahead: None,
             last: None,
+            switch_took: Nanos(0),
             marks: Marks::default(),
             sample: Sample::default(),
             part_start: Nanos(0),
@@ -188,6 +191,11 @@ impl Driver {
         self.last.unwrap_or(0)
     }
 
+    /// What the last switch to another schedule took, from the round's start to its first operator.
+    pub fn switch_took(&self) -> Nanos {
+        self.switch_took
+    }
+
     /// Parts of the CPU team in a schedule.
     pub fn parts(&self, schedule: usize) -> &[CpuPart] {
         &self.bound[schedule].script.parts
@@ -199,8 +207,9 @@ impl Driver {
         let start = turn.trace.now();
         let outcome = self.enter(turn, round);
         if self.last.replace(turn.schedule).is_some_and(|last| last != turn.schedule) {
-            let label = Label::Switch(turn.schedule as u32);
-            turn.trace.other(Track::Control, 0, label, (start, turn.trace.now()));
+            let (label, end) = (Label::Switch(turn.schedule as u32), turn.trace.now());
+            turn.trace.other(Track::Control, 0, label, (start, end));
+            self.switch_took = end.since(start);
         }
         outcome
     }

@@ -6,6 +6,9 @@
 //! move into the host's arena must not overtake CPU work on what lay there before, nor CPU work a move out of it.
 //! Pure; made at load, one per schedule. Not here: carrying it out (`driver.rs`). Next: `crossings.rs`.
 
+#[cfg(test)]
+mod tests;
+
 use super::crossings::{Crossing, Crossings, ItemAccess, Side};
 use plan_format::arena::Arena;
 use plan_format::operands::Columns;
