@@ -1,5 +1,5 @@
-//! `ats-plan diff`: what differs between two plans, in words. Exit codes as of `diff`: 0 the same, 1 different (or a plan
-//! that cannot be read, with its error), 2 used wrongly.
+//! `ats-plan diff`: what differs between two plans, in words. Exit codes as of `diff`: 0 the same, 1 different (or a
+//! plan that cannot be read, with its error), 2 used wrongly.
 
 use super::subject::read_plan;
 use crate::report::differences::differences;

@@ -62,8 +62,8 @@ fn verdict(claim: &Claim, base_us: f64, ms: &dyn Fn(f64) -> String) -> String {
         Verdict::Reached => format!("The paper's {asked}: reached."),
         Verdict::WithinFloors => format!("The paper's {asked}: within the floors, not reached by this plan."),
         Verdict::BeyondFloors => format!(
-            "The paper's {asked}: beyond the floors here. It takes a baseline of at least {} x {} = {}, {}x slower than \
-             the simulated one.",
+            "The paper's {asked}: beyond the floors here. It takes a baseline of at least {} x {} = {}, {}x slower \
+             than the simulated one.",
             claim.paper,
             ms(claim.floor.us()),
             ms(claim.paper * claim.floor.us()),
@@ -74,8 +74,8 @@ fn verdict(claim: &Claim, base_us: f64, ms: &dyn Fn(f64) -> String) -> String {
 
 /// Head of the CSV.
 pub const CSV_HEADER: &str = "model,machine,vram_mib,phase,base,base_tokens_per_s,placement_tokens_per_s,\
-                              coordination_tokens_per_s,plan_tokens_per_s,speedup,most_this_placement,most_any_placement,\
-                              memory_floor_ms,chain_floor_ms,paper,verdict";
+                              coordination_tokens_per_s,plan_tokens_per_s,speedup,most_this_placement,\
+                              most_any_placement,memory_floor_ms,chain_floor_ms,paper,verdict";
 
 /// Lines of the CSV: decode, prefill.
 pub fn csv(model: &str, machine: &str, vram_mib: u64, comparison: &Comparison) -> String {

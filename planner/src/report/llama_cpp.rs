@@ -124,7 +124,7 @@ fn placement(plan: &Plan, export: &mut Export) {
             })
             .sum();
         export.lost.push(format!(
-            "caches of {} layers lie on the CPU in the plan; here they go to the GPU with their layers and take {} more",
+            "caches of {} layers lie on the CPU in the plan; there they go to the GPU with their layers and take {}",
             stray.len(),
             bytes_text(bytes)
         ));
@@ -233,8 +233,8 @@ fn losses(plan: &Plan, export: &mut Export) {
     }
     if plan.schedules.len() > plan.regimes.phases.len() {
         export.lost.push(format!(
-            "the plan holds {} schedules for {} loads and changes between them; flags stay as they are, and so does the \
-             number of threads when others take cores",
+            "the plan holds {} schedules for {} loads and changes between them; flags stay as they are, and so does \
+             the number of threads when others take cores",
             plan.schedules.len(),
             plan.regimes.cells.len()
         ));

@@ -1,8 +1,9 @@
 //! Reports: plans and simulations as pages, drawings and texts. Pure: data in, text out; it decides and reads nothing.
 //!
 //! `page` is the report of a plan, `simulated` that of a what-if; each drawing has a file (`placement`, `density`,
-//! `memory`, `regimes`, `adaptation`, `timeline`, `contribution`) over `svg` and `html`. `claims` does the arithmetic of
-//! the paper's speed-ups, `differences` compares two plans, `golden` guards the figures of many, `llama_cpp` exports.
+//! `memory`, `regimes`, `adaptation`, `timeline`, `contribution`) over `svg` and `html`. `claims` does the arithmetic
+//! of the paper's speed-ups, `differences` compares two plans, `golden` guards the figures of many, `llama_cpp`
+//! exports.
 
 mod adaptation;
 pub mod claims;

@@ -90,9 +90,9 @@ fn density_section(html: &mut Html, view: &View<'_>) {
     }
     html.section("Empirical performance density");
     html.paragraph(
-        "How long a decode round spends per MiB of memory, on each processor (the paper's Figure 9). The longer the gap, \
-         the more a MiB of GPU memory saves, so the higher an item stands here, the sooner it is resident, unless the \
-         switches around it cost more. Experts count with all their memory, but only the chosen ones take time.",
+        "How long a decode round spends per MiB of memory, on each processor (the paper's Figure 9). The longer the \
+         gap, the more a MiB of GPU memory saves, so the higher an item stands here, the sooner it is resident, unless \
+         the switches around it cost more. Experts count with all their memory, but only the chosen ones take time.",
     );
     html.legend([(swatch(palette::CPU), "CPU"), (swatch(palette::GPU), "GPU")]);
     html.drawing(&density::svg(&densities));
@@ -153,8 +153,8 @@ pub(super) fn round(html: &mut Html, view: &View<'_>, phase: Phase) {
 fn regime_section(html: &mut Html, view: &View<'_>) {
     html.section("Regimes: which schedule when the machine is busy");
     html.paragraph(
-        "Each cell is a load: how many times slower the CPU (cores taken by others), the GPU and the link are. S… is the \
-         schedule compiled for it, with the latency of a round; the darker, the more is streamed.",
+        "Each cell is a load: how many times slower the CPU (cores taken by others), the GPU and the link are. S… is \
+         the schedule compiled for it, with the latency of a round; the darker, the more is streamed.",
     );
     for phase in view.phases() {
         let cells = regimes::cells(view, phase);
@@ -198,8 +198,8 @@ fn contribution_section(html: &mut Html, study: Option<Study<'_>>) {
         return;
     };
     html.paragraph(&format!(
-        "The paper's Figure 15, simulated at equal GPU memory. Base: whole layers ({}), one processor at a time, blocking \
-         switches; in prefill host weights are copied before use where that beats the CPU.",
+        "The paper's Figure 15, simulated at equal GPU memory. Base: whole layers ({}), one processor at a time, \
+         blocking switches; in prefill host weights are copied before use where that beats the CPU.",
         comparison.base
     ));
     html.paragraph(&claims_text::workload(comparison));

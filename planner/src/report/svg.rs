@@ -89,8 +89,8 @@ impl Svg {
     /// The element, with a label for those who do not see it.
     pub fn finish(&self, label: &str) -> String {
         format!(
-            "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{0}\" height=\"{1}\" viewBox=\"0 0 {0} {1}\" role=\"img\" \
-             aria-label=\"{2}\">\n{3}</svg>\n",
+            "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{0}\" height=\"{1}\" viewBox=\"0 0 {0} {1}\" \
+             role=\"img\" aria-label=\"{2}\">\n{3}</svg>\n",
             px(self.width),
             px(self.height),
             escape(label),

@@ -4,9 +4,9 @@ use crate::profile::Profile;
 
 /// The profile with a link of `gb_per_s` for large pieces, all else as it is.
 ///
-/// All rates of the link scale with it, small pieces and mapped reads as well (their latencies stay in `latency`). While
-/// CPU and copy engine share the DRAM, a slower link takes less of it and leaves more to the CPU, never more than the
-/// CPU reads alone; a faster one gains no more than its share at present grows by.
+/// All rates of the link scale with it, small pieces and mapped reads as well (their latencies stay in `latency`).
+/// While CPU and copy engine share the DRAM, a slower link takes less of it and leaves more to the CPU, never more than
+/// the CPU reads alone; a faster one gains no more than its share at present grows by.
 pub fn with_link(profile: &Profile, gb_per_s: f64) -> Profile {
     let mut changed = profile.clone();
     let Some(gpu) = &mut changed.gpu else { return changed };
