@@ -32,8 +32,16 @@ pub fn int8_dot_peak(isa: Isa, rounds: u32) -> Work {
         // SAFETY: `detect` found AVX-512 with VNNI.
         Isa::Avx512 => unsafe { crate::arch::x86_64::avx512::bounds::int8_dot_peak(rounds) },
         #[cfg(target_arch = "x86_64")]
-        // SAFETY: `detect` found AVX2.
-        Isa::Avx2 => unsafe { crate::arch::x86_64::avx2::bounds::int8_dot_peak(rounds) },
+        Isa::Avx2 => {
+            use crate::arch::x86_64::avx2::{bounds, matmul::DotProducts};
+            // SAFETY: `detect` found AVX2, and `DotProducts::detect` what it names.
+            unsafe {
+                match DotProducts::detect() {
+                    DotProducts::Words => bounds::int8_dot_peak(rounds),
+                    DotProducts::Vnni => bounds::int8_dot_peak_vnni(rounds),
+                }
+            }
+        }
         _ => {
             let dot = |round: u32| (0..32).map(|i| i32::from(i as i8) * i32::from(round as i8)).sum::<i32>();
             let witness = (0..rounds).fold(0i32, |sum, round| sum.wrapping_add(std::hint::black_box(dot(round))));

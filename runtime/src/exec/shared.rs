@@ -4,12 +4,16 @@
 //! values, disjoint row or panel ranges, barriers between steps). Not here: what lies where (`step.rs`).
 
 use bytemuck::Pod;
+use device::memory::HostRegion;
 use kernels::cpu::matmul::Output;
 use kernels::cpu::ops::{View, ViewMut};
 use std::any::Any;
 use std::cell::UnsafeCell;
 use std::ops::Range;
 use std::sync::Arc;
+
+/// Regions from this size on are of huge pages.
+const HUGE_PAGE_BYTES: usize = 2 << 20;
 
 /// A cache line, so that regions start aligned for every vector width.
 #[repr(align(64))]
@@ -26,7 +30,8 @@ pub struct Shared {
 
 /// What keeps a region's memory.
 enum Keeper {
-    Own { _lines: Box<[UnsafeCell<Line>]> },
+    Lines { _lines: Box<[UnsafeCell<Line>]> },
+    Region { _region: HostRegion },
     Other { _owner: Arc<dyn Any + Send + Sync> },
 }
 
@@ -73,12 +78,19 @@ impl Place {
 }
 
 impl Shared {
-    /// A zeroed region of at least `size_bytes`.
+    /// A zeroed region of at least `size_bytes`. A large one takes its pages, huge ones, as they are first touched:
+    /// caches for a whole context would else cost a tenth of a second and their full size at once.
     pub fn new(size_bytes: usize) -> Self {
+        if size_bytes >= HUGE_PAGE_BYTES
+            && let Ok(mut region) = HostRegion::new(size_bytes.next_multiple_of(64))
+        {
+            let (start, size_bytes) = (region.as_mut_slice().as_mut_ptr(), region.len());
+            return Self { start, size_bytes, _keeper: Keeper::Region { _region: region } };
+        }
         let lines = (0..size_bytes.div_ceil(64)).map(|_| UnsafeCell::new(Line([0; 64])));
         let lines: Box<[UnsafeCell<Line>]> = lines.collect();
         let (start, size_bytes) = (lines.as_ptr().cast_mut().cast(), lines.len() * 64);
-        Self { start, size_bytes, _keeper: Keeper::Own { _lines: lines } }
+        Self { start, size_bytes, _keeper: Keeper::Lines { _lines: lines } }
     }
 
     /// Memory of somebody else.

@@ -45,6 +45,21 @@ pub(crate) fn int8_dot_peak(rounds: u32) -> Work {
     Work { operations, witness: f64::from(_mm256_extract_epi32::<0>(sum)) }
 }
 
+/// See [`crate::cpu::bounds::int8_dot_peak`]: by `vpdpbusd`, where the processor has it for 256 bits.
+#[target_feature(enable = "avx2,avxvnni")]
+pub(crate) fn int8_dot_peak_vnni(rounds: u32) -> Work {
+    let a = _mm256_set1_epi8(3);
+    let mut chains: [__m256i; CHAINS] = std::array::from_fn(|i| _mm256_set1_epi32(i as i32));
+    for _ in 0..rounds {
+        for chain in &mut chains {
+            *chain = _mm256_dpbusd_avx_epi32(*chain, a, *chain);
+        }
+    }
+    let sum = chains.into_iter().fold(_mm256_setzero_si256(), |a, b| _mm256_add_epi32(a, b));
+    let operations = u64::from(rounds) * (CHAINS * 8 * 4 * 2) as u64;
+    Work { operations, witness: f64::from(_mm256_extract_epi32::<0>(sum)) }
+}
+
 /// See [`crate::cpu::bounds::f32_fma_peak`].
 #[target_feature(enable = "avx2,fma")]
 pub(crate) fn f32_fma_peak(rounds: u32) -> Work {
