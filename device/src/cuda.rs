@@ -19,4 +19,4 @@ pub use gpu::CudaGpu;
 pub use graph::CudaGraph;
 pub use module::{CudaTask, KernelLaunch, ModuleSource};
 pub use management::{driver_name, link_name, memory_free_bytes};
-pub use probe::{CudaDriver, GpuAbsence, GpuModel, probe};
+pub use probe::{CudaDriver, DRIVER_FUNCTIONS, GpuAbsence, GpuModel, probe};

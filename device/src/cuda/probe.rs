@@ -9,8 +9,8 @@ const DRIVER_MIN: u32 = 12_040;
 /// Oldest architecture that the PTX is for.
 const CAPABILITY_MIN: (u32, u32) = (8, 0);
 
-/// Every driver function that this crate calls.
-const SYMBOLS: [&str; 53] = [
+/// Every driver function that this crate calls; a driver without one of them is not used.
+pub const DRIVER_FUNCTIONS: [&str; 53] = [
     "cuInit",
     "cuDriverGetVersion",
     "cuGetErrorName",
@@ -192,7 +192,7 @@ fn check_library() -> Result<(), GpuAbsence> {
     // SAFETY: the driver's library is made to be opened; it stays open, since cudarc opens it again.
     let library = names.into_iter().find_map(|name| unsafe { libloading::Library::new(name) }.ok());
     let library = library.ok_or(GpuAbsence::NoDriver)?;
-    let missing = SYMBOLS.into_iter().find(|symbol| {
+    let missing = DRIVER_FUNCTIONS.into_iter().find(|symbol| {
         // SAFETY: only whether the symbol exists is asked.
         unsafe { library.get::<unsafe extern "C" fn()>(symbol.as_bytes()) }.is_err()
     });

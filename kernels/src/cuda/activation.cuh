@@ -66,6 +66,10 @@ DEVICE float row_scale_of(float top) {
 
 /// Writes those of four columns that are below `cols`.
 DEVICE void write4(float *row, u32 col, u32 cols, float4 v) {
+    if (col + 3 < cols && (u64)(row + col) % 16 == 0) {
+        *(float4 *)(row + col) = v;
+        return;
+    }
     if (col < cols) row[col] = v.x;
     if (col + 1 < cols) row[col + 1] = v.y;
     if (col + 2 < cols) row[col + 2] = v.z;

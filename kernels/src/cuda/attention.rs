@@ -91,7 +91,7 @@ impl Attend<'_> {
                 let join = [tokens * q_heads, v_cols.div_ceil(64), 1];
                 vec![
                     Launch::new("attention_decode", "attention_split", split, 128, &args),
-                    Launch::new("attention_decode", "attention_join", join, 64, &args),
+                    Launch::new("attention_decode", "attention_join", join, 256, &args),
                 ]
             }
             Method::Tiled => {

@@ -202,23 +202,41 @@ extern "C" __global__ void BOUNDS(128, 4) attention_split(AttentionArgs a) {
 }
 EXPORT(attention_split)
 
-/// Grid (tokens * q_heads, divide_up(v_head_cols, 64)), 64 threads: joins the splits of one row.
-extern "C" __global__ void BOUNDS(64, 8) attention_join(AttentionArgs a) {
-    u32 row = blockIdx.x, token = row / a.q_heads, head = row % a.q_heads, col = blockIdx.y * COLS + threadIdx.x;
+static constexpr u32 SHARES = 4, CHUNK = 256;
+
+/// Grid (tokens * q_heads, divide_up(v_head_cols, 64)), 256 threads: joins the splits of one row. Thread (share,
+/// column) sums every fourth split, so that many loads are under way and the order is fixed.
+extern "C" __global__ void BOUNDS(256, 4) attention_join(AttentionArgs a) {
+    __shared__ float scratch[32], factors[CHUNK], shares[SHARES][COLS];
+    u32 row = blockIdx.x, token = row / a.q_heads, head = row % a.q_heads, share = threadIdx.x / COLS;
+    u32 col = blockIdx.y * COLS + threadIdx.x % COLS, inside = col < a.v_head_cols;
     u32 splits = min(a.splits, divide_up(*a.n_slots, SLOTS));
     const float2 *scales = a.partial_scale + (u64)row * a.splits;
-    float sink = a.sinks ? a.sinks[head] * LOG2E : -INFINITY, top = sink, total = 0.0f, sum = 0.0f;
-    for (u32 i = 0; i < splits; i++) top = fmaxf(top, scales[i].x);
+    const float *partial = a.partial + (u64)row * a.splits * a.v_head_cols + (inside ? col : 0);
+    float sink = a.sinks ? a.sinks[head] * LOG2E : -INFINITY, top = -INFINITY, total = 0.0f, sum = 0.0f;
+    for (u32 i = threadIdx.x; i < splits; i += blockDim.x) top = fmaxf(top, scales[i].x);
+    top = fmaxf(sink, block_max(top, scratch));
     if (top == -INFINITY) top = 0.0f;
-    for (u32 i = 0; i < splits; i++) {
-        float2 s = scales[i];
-        if (s.y == 0.0f) continue; // nothing seen: its columns were not written
-        float factor = fast_exp2(s.x - top);
+    for (u32 first = 0; first < splits; first += CHUNK) {
+        u32 i = first + threadIdx.x, count = min(CHUNK, splits - first);
+        float2 s = i < splits ? scales[i] : make_float2(0.0f, 0.0f);
+        float factor = s.y == 0.0f ? 0.0f : fast_exp2(s.x - top); // 0: nothing seen, its columns were not written
+        factors[threadIdx.x] = factor;
         total += s.y * factor;
-        if (col < a.v_head_cols) sum += factor * a.partial[((u64)row * a.splits + i) * a.v_head_cols + col];
+        __syncthreads();
+#pragma unroll 8
+        for (u32 j = share; j < count; j += SHARES) {
+            float v = partial[(u64)(first + j) * a.v_head_cols];
+            sum += factors[j] == 0.0f ? 0.0f : factors[j] * v;
+        }
+        __syncthreads();
     }
-    total += fast_exp2(sink - top);
-    if (col < a.v_head_cols)
-        a.out[(u64)token * a.out_stride + head * a.v_head_cols + col] = total > 0.0f ? sum / total : 0.0f;
+    total = block_sum(total, scratch) + fast_exp2(sink - top);
+    shares[share][threadIdx.x % COLS] = sum;
+    __syncthreads();
+    if (share > 0 || !inside) return;
+    u32 c = threadIdx.x;
+    sum = (shares[0][c] + shares[1][c]) + (shares[2][c] + shares[3][c]);
+    a.out[(u64)token * a.out_stride + head * a.v_head_cols + col] = total > 0.0f ? sum / total : 0.0f;
 }
 EXPORT(attention_join)

@@ -263,13 +263,6 @@ static inline u32 __ballot_sync(u32, int predicate) {
     emu::warp_wait();
     return result;
 }
-static inline u32 __match_any_sync(u32, u32 value) {
-    auto words = (u32(*)[8])emu::swap_words(&value, 4);
-    u32 result = 0;
-    for (u32 i = 0; i < 32; i++) result |= (u32)(words[i][0] == value) << i;
-    emu::warp_wait();
-    return result;
-}
 static inline int __popc(u32 word) { return __builtin_popcount(word); }
 static inline int __any_sync(u32 mask, int predicate) { return __ballot_sync(mask, predicate) != 0; }
 static inline int __all_sync(u32 mask, int predicate) { return __ballot_sync(mask, predicate) == 0xffffffffu; }

@@ -99,35 +99,19 @@ DEVICE void add_unit(float (&sum)[R][T], const typename W::Raw (&raw)[R], u32 un
     }
 }
 
-/// sum[r][t] += this lane's share of row r times vector t. The lane takes units lane + 32 j, so what depends on a unit's
-/// place in its superblock is the same in every step. Where many vectors leave few warps on the device, each step's
-/// weights are loaded one step ahead.
+/// sum[r][t] += this lane's share of row r times vector t. The lane takes units lane + 32 j: what depends on a unit's
+/// place in its superblock is the same in every step.
 template <int T, int R>
 DEVICE void accumulate(float (&sum)[R][T], const u8 *const (&rows)[R], const GemvArgs &a, const i8 *x,
                        const BlockScale *scales, u32 part, u32 split) {
-    u32 units = a.cols / 32, unit = 32 * part + threadIdx.x % 32, step = 32 * split;
-    typename W::Raw raw[R];
-    if constexpr (T < 4) {
-#pragma unroll(T * R == 1 ? 2 : 1)
-        for (; unit < units; unit += step) {
+    u32 units = a.cols / 32, lane = threadIdx.x % 32;
+#pragma unroll(T *R == 1 ? 2 : 1)
+    for (u32 j = part; 32 * j + lane < units; j += split) {
+        u32 unit = 32 * j + lane;
+        typename W::Raw raw[R];
 #pragma unroll
-            for (int r = 0; r < R; r++) raw[r] = W::load(rows[r], unit, units);
-            add_unit<T, R>(sum, raw, unit, x, scales, a.x_stride);
-        }
-    } else {
-#pragma unroll
-        for (int r = 0; r < R; r++) raw[r] = W::load(rows[r], min(unit, units - 1), units);
-#pragma unroll 1
-        while (unit < units) {
-            typename W::Raw ahead[R];
-            u32 next = unit + step;
-#pragma unroll
-            for (int r = 0; r < R; r++) ahead[r] = W::load(rows[r], min(next, units - 1), units);
-            add_unit<T, R>(sum, raw, unit, x, scales, a.x_stride);
-#pragma unroll
-            for (int r = 0; r < R; r++) raw[r] = ahead[r];
-            unit = next;
-        }
+        for (int r = 0; r < R; r++) raw[r] = W::load(rows[r], unit, units);
+        add_unit<T, R>(sum, raw, unit, x, scales, a.x_stride);
     }
 }
 

@@ -34,7 +34,7 @@ struct AnglesArgs {
     float magnitude;
 };
 
-/// Grid (divide_up(pairs, 64), rows): once per round and table. Whole turns are taken off in F64, as positions are large.
+/// Grid (divide_up(pairs, 64), rows): once per round and table. Whole turns are taken off in F64: positions are large.
 extern "C" __global__ void BOUNDS(64, 8) rope_angles(AnglesArgs a) {
     u32 pair = blockIdx.x * blockDim.x + threadIdx.x;
     if (pair >= a.pairs) return;

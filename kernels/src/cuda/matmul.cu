@@ -1,8 +1,9 @@
 //! Matrix times many vectors on tensor cores, weights decoded on the way to shared memory: prefill and grouped experts.
 //! One module per type and layout. A block computes 128 weight rows by BN tokens in steps of 64 columns. Activations
 //! (F16 with a scale per row, BF16 for types with BRAIN) come by asynchronous copies; of the weights every thread loads
-//! one unit into registers, a whole step before it decodes it into the other half of a double buffer. The columns of a step are the units 2k and 2k + 1 in the order unit, group: weights
-//! and activations agree, so formats whose groups lie apart need no shuffle. Sums are F32 in a fixed order.
+//! one unit into registers, a whole step before it decodes it into the other half of a double buffer. The columns of a
+//! step are the units 2k and 2k + 1 in the order unit, group: weights and activations agree, so formats whose groups
+//! lie apart need no shuffle. Sums are F32 in a fixed order.
 //! Shared rows are 128 bytes; 16-byte chunk c of row r stands at c ^ (r % 8), free of bank conflicts both ways.
 //! Fewer tokens: `skinny.cu`. Next file: `attention.cu`.
 #include "weights.cuh"

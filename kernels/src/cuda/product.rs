@@ -237,8 +237,12 @@ fn skinny(parts: &[Part], x: &Activations, tokens: u32) -> Result<Launch, Kernel
         n_parts: parts.len() as u32,
         x_stride: x.stride,
     };
-    let (kernel, rows) = if tokens <= 8 { ("skinny8", 32) } else { ("skinny32", 16) };
-    let grid = [row_blocks(parts, rows), 1, 1];
+    let kernel = match tokens {
+        ..=8 => "skinny8",
+        ..=16 => "skinny16",
+        _ => "skinny32",
+    };
+    let grid = [row_blocks(parts, 16), 1, 1];
     Ok(Launch::new(module("skinny", weight.ty, weight.layout), kernel, grid, 256, &args))
 }
 

@@ -1,5 +1,6 @@
-//! Weight rows from the file's order to planes (kernels::cuda::layout), and from the CPU's panels to either, for any type:
-//! permutations of bytes. The first is used at load, the second when a streamed weight arrives. Next file: `mod.rs`.
+//! Weight rows from the file's order to planes (kernels::cuda::layout), and from the CPU's panels to either, for any
+//! type: permutations of bytes. The first is used at load, the second when a streamed weight arrives.
+//! Next file: `mod.rs`.
 #include "common.cuh"
 
 struct RepackArgs {
@@ -112,13 +113,14 @@ extern "C" __global__ void BOUNDS(128, 8) unpack_panels(UnpackArgs a) {
         for (u32 f = 0; f < MAX_FIELDS; f++) {
             if (f >= a.fields) break;
             if (f == a.heads) before = 0;
-            u32 len = a.len[f], unit = a.unit[f], count = unit == 4 && len % 16 == 0 ? 4 : 1, per = len / (unit * count);
+            u32 len = a.len[f], unit = a.unit[f], count = unit == 4 && len % 16 == 0 ? 4 : 1;
+            u32 per = len / (unit * count);
             for (u32 i = threadIdx.x / PANEL; i < blocks * per; i += blockDim.x / PANEL) {
                 u32 block = i / per, at = i % per * unit * count;
                 u32 start = f < a.heads ? before * blocks + block * len
                                         : a.head_bytes * blocks + block * (a.block_bytes - a.head_bytes) + before;
-                unpack_units(from + (start + at) * PANEL + lane * unit, to + a.base[f] + (first + block) * a.step[f] + at,
-                             unit, count, a.transposed[f]);
+                u8 *field = to + a.base[f] + (first + block) * a.step[f] + at;
+                unpack_units(from + (start + at) * PANEL + lane * unit, field, unit, count, a.transposed[f]);
             }
             before += len;
         }

@@ -102,7 +102,7 @@ struct SortArgs {
     u32 reserved;
 };
 
-static constexpr u32 SORT_WARPS = 16, SORT_AHEAD = 4;
+static constexpr u32 SORT_WARPS = 16, SORT_AHEAD = 8;
 
 /// The exclusive prefix of two numbers per thread over a block of SORT_WARPS warps; `total` gets the sums.
 DEVICE uint2 block_prefix(uint2 own, uint2 &total) {
@@ -111,7 +111,8 @@ DEVICE uint2 block_prefix(uint2 own, uint2 &total) {
     uint2 upto = own;
 #pragma unroll
     for (u32 step = 1; step < 32; step *= 2) {
-        u32 x = __shfl_sync(0xffffffffu, upto.x, (int)(lane - step)), y = __shfl_sync(0xffffffffu, upto.y, (int)(lane - step));
+        u32 x = __shfl_sync(0xffffffffu, upto.x, (int)(lane - step));
+        u32 y = __shfl_sync(0xffffffffu, upto.y, (int)(lane - step));
         if (lane >= step) upto.x += x, upto.y += y;
     }
     if (lane == 31) sums[warp] = upto;
@@ -132,6 +133,18 @@ DEVICE u32 expert_of(const SortArgs &a, u32 entry, u32 entries) {
     u32 at = a.ids.stride == a.chosen ? entry : entry / a.chosen * a.ids.stride + entry % a.chosen;
     u32 expert = (u32)((const i32 *)a.ids.data)[at];
     return expert < a.experts ? expert : MAX_EXPERTS;
+}
+
+/// The lanes that hold the same number below 2 * MAX_EXPERTS: as many votes as it has bits, where comparing all values
+/// of a warp takes a step for each.
+DEVICE u32 lanes_with(u32 number) {
+    u32 same = 0xffffffffu;
+#pragma unroll
+    for (u32 bit = 1; bit <= MAX_EXPERTS; bit *= 2) {
+        u32 set = __ballot_sync(0xffffffffu, number & bit);
+        same &= number & bit ? set : ~set;
+    }
+    return same;
 }
 
 /// Thread e turns the warps' counts of expert e into the places where each warp puts its first entry of it, and writes
@@ -179,7 +192,7 @@ extern "C" __global__ void BOUNDS(512, 1) sort_by_expert(SortArgs a) {
         for (u32 i = 0; i < SORT_AHEAD; i++) expert[i] = expert_of(a, at + 32 * i + lane, end);
 #pragma unroll
         for (u32 i = 0; i < SORT_AHEAD; i++) {
-            u32 same = __match_any_sync(0xffffffffu, expert[i]), before = __popc(same & ((1u << lane) - 1));
+            u32 same = lanes_with(expert[i]), before = __popc(same & ((1u << lane) - 1));
             u32 inside = expert[i] < MAX_EXPERTS, place = inside ? places[warp][expert[i]] + before : 0;
             __syncwarp();
             if (inside && before == 0) places[warp][expert[i]] += __popc(same);

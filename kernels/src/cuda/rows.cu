@@ -1,7 +1,7 @@
 //! Kernels that produce activation rows: plain conversion, RMS norm with an optional residual sum, gated units.
 //! Each writes the F32 row and/or the forms that matrix products read (`activation.cuh`). One block per row, or, when
-//! no row scale is wanted, several blocks per row. Q8 needs columns in multiples of 32, F16 and BF16 of 4. Per-head norms are in
-//! `heads.cu`. Next file: `heads.cu`.
+//! no row scale is wanted, several blocks per row. Q8 needs columns in multiples of 32, F16 and BF16 of 4. Per-head
+//! norms are in `heads.cu`. Next file: `heads.cu`.
 #include "activation.cuh"
 
 struct ConvertArgs {
@@ -11,6 +11,7 @@ struct ConvertArgs {
 
 /// Four columns, zeros from `cols` on.
 DEVICE float4 read4(const float *row, u32 col, u32 cols) {
+    if (col + 3 < cols && (u64)(row + col) % 16 == 0) return *(const float4 *)(row + col);
     float4 v = make_float4(0, 0, 0, 0);
     if (col < cols) v.x = row[col];
     if (col + 1 < cols) v.y = row[col + 1];

@@ -1,5 +1,5 @@
 //! Matrix times 2 to 32 vectors on tensor cores, weights decoded in registers: verification batches, short prompts.
-//! One module per type and layout. A block's eight warps share 16 or 32 rows of weights and divide the columns;
+//! One module per type and layout. A block's eight warps share 16 rows of weights and divide the columns between them;
 //! each lane decodes the units of two rows straight into the fragments of `mma` m16n8k16. The columns of a step are
 //! taken in the order in which lanes hold them (lane t of four holds unit t), for weights and activations alike, so
 //! nothing is exchanged between lanes. Activations are F16 with a scale per row, or BF16 for types with BRAIN.
@@ -27,20 +27,7 @@ struct SkinnyArgs {
     u32 x_stride;
 };
 
-static constexpr u32 WARPS = 8;
-
-/// The units of two rows, eight apart.
-struct Step {
-    typename W::Raw upper, lower;
-};
-
-/// The unit's pairs, zeros past the end of the row.
-DEVICE void decode(const typename W::Raw &raw, u32 inside, u32 *h) {
-    pairs<W>(raw, h);
-    if (inside) return;
-#pragma unroll
-    for (int i = 0; i < 16; i++) h[i] = 0;
-}
+static constexpr u32 WARPS = 8, ROWS = 16;
 
 /// The same columns of one token's activations.
 DEVICE void load_activations(const u16 *x, u32 unit, u32 inside, u32 *h) {
@@ -54,64 +41,39 @@ DEVICE void load_activations(const u16 *x, u32 unit, u32 inside, u32 *h) {
     }
 }
 
-/// M tiles of 16 rows times N tiles of 8 tokens.
-template <u32 M, u32 N>
-DEVICE void multiply(float (&sum)[M][N][4], const SkinnyArgs &a, const SkinnyPart &part, u32 first_row) {
+/// 16 rows times TILES tiles of 8 tokens.
+template <u32 TILES>
+DEVICE void multiply(float (&sum)[TILES][4], const SkinnyArgs &a, const SkinnyPart &part, u32 first_row) {
     u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4, units = a.cols / 32;
-    const u8 *rows[M][2];
-#pragma unroll
-    for (u32 m = 0; m < M; m++)
-#pragma unroll
-        for (u32 i = 0; i < 2; i++)
-            rows[m][i] = part.weight + (u64)min(first_row + 16 * m + 8 * i + g, part.rows - 1) * a.row_bytes;
+    const u8 *upper = part.weight + (u64)min(first_row + g, part.rows - 1) * a.row_bytes;
+    const u8 *lower = part.weight + (u64)min(first_row + g + 8, part.rows - 1) * a.row_bytes;
 #pragma unroll 1
     for (u32 unit = 4 * warp + t; unit - t < units; unit += 4 * WARPS) {
-        Step step[M];
-        u32 inside = unit < units, at = inside ? unit : 0;
-#pragma unroll
-        for (u32 m = 0; m < M; m++) {
-            step[m].upper = W::load(rows[m][0], at, units);
-            step[m].lower = W::load(rows[m][1], at, units);
-        }
-        if constexpr (N == 1) {
-            u32 x[16], present = inside && g < a.tokens;
+        u32 inside = unit < units, at = inside ? unit : 0; // past the end: unit 0 times zeros
+        typename W::Raw raw[2] = {W::load(upper, at, units), W::load(lower, at, units)};
+        u32 h0[16], h1[16], x[16];
+        if constexpr (TILES == 1) { // one tile's loads go out together with the weights'
+            u32 present = inside && g < a.tokens;
             load_activations(a.x + (u64)(present ? g : 0) * a.x_stride, at, present, x);
+        }
+        pairs<W>(raw[0], h0);
+        pairs<W>(raw[1], h1);
 #pragma unroll
-            for (u32 m = 0; m < M; m++) {
-                u32 h0[16], h1[16];
-                decode(step[m].upper, inside, h0);
-                decode(step[m].lower, inside, h1);
+        for (u32 n = 0; n < TILES; n++) {
+            if (n * 8 >= a.tokens) break;
+            u32 token = n * 8 + g, present = inside && token < a.tokens;
+            if constexpr (TILES > 1) load_activations(a.x + (u64)(present ? token : 0) * a.x_stride, at, present, x);
 #pragma unroll
-                for (int i = 0; i < 8; i++) {
-                    u32 fragment[4] = {h0[2 * i], h1[2 * i], h0[2 * i + 1], h1[2 * i + 1]};
-                    mma<W>(sum[m][0], fragment, x + 2 * i);
-                }
-            }
-        } else {
-#pragma unroll
-            for (u32 m = 0; m < M; m++) {
-                u32 h0[16], h1[16];
-                decode(step[m].upper, inside, h0);
-                decode(step[m].lower, inside, h1);
-#pragma unroll
-                for (u32 n = 0; n < N; n++) {
-                    if (n * 8 >= a.tokens) break;
-                    u32 x[16], token = n * 8 + g, present = inside && token < a.tokens;
-                    load_activations(a.x + (u64)(present ? token : 0) * a.x_stride, at, present, x);
-#pragma unroll
-                    for (int i = 0; i < 8; i++) {
-                        u32 fragment[4] = {h0[2 * i], h1[2 * i], h0[2 * i + 1], h1[2 * i + 1]};
-                        mma<W>(sum[m][n], fragment, x + 2 * i);
-                    }
-                }
+            for (int i = 0; i < 8; i++) {
+                u32 fragment[4] = {h0[2 * i], h1[2 * i], h0[2 * i + 1], h1[2 * i + 1]};
+                mma<W>(sum[n], fragment, x + 2 * i);
             }
         }
     }
 }
 
-template <u32 M, u32 N> DEVICE void skinny(const SkinnyArgs &a) {
-    static constexpr u32 ROWS = 16 * M;
-    __shared__ float shares[WARPS][ROWS][8 * N + 1];
+template <u32 TILES> DEVICE void skinny(const SkinnyArgs &a) {
+    __shared__ float shares[WARPS][ROWS][8 * TILES + 1];
     u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4, block = blockIdx.x, p = 0;
     while (p + 1 < a.n_parts && block >= divide_up(a.parts[p].rows, ROWS)) {
         block -= divide_up(a.parts[p].rows, ROWS);
@@ -119,15 +81,12 @@ template <u32 M, u32 N> DEVICE void skinny(const SkinnyArgs &a) {
     }
     const SkinnyPart &part = a.parts[p];
     u32 first_row = block * ROWS;
-    float sum[M][N][4] = {};
-    multiply<M, N>(sum, a, part, first_row);
+    float sum[TILES][4] = {};
+    multiply<TILES>(sum, a, part, first_row);
 #pragma unroll
-    for (u32 m = 0; m < M; m++)
+    for (u32 n = 0; n < TILES; n++)
 #pragma unroll
-        for (u32 n = 0; n < N; n++)
-#pragma unroll
-            for (u32 i = 0; i < 4; i++)
-                shares[warp][16 * m + g + i / 2 * 8][n * 8 + 2 * t + i % 2] = sum[m][n][i];
+        for (u32 i = 0; i < 4; i++) shares[warp][g + i / 2 * 8][n * 8 + 2 * t + i % 2] = sum[n][i];
     __syncthreads();
     for (u32 i = threadIdx.x; i < ROWS * a.tokens; i += blockDim.x) {
         u32 r = i % ROWS, token = i / ROWS, row = first_row + r;
@@ -142,9 +101,10 @@ template <u32 M, u32 N> DEVICE void skinny(const SkinnyArgs &a) {
     }
 }
 
-/// Grid (blocks of 32 rows of all parts), 256 threads; at most 8 tokens.
-extern "C" __global__ void BOUNDS(256, 2) skinny8(SkinnyArgs a) { skinny<2, 1>(a); }
+/// Grid (blocks of 16 rows of all parts), 256 threads; at most as many tokens as the name says.
+extern "C" __global__ void BOUNDS(256, 3) skinny8(SkinnyArgs a) { skinny<1>(a); }
 EXPORT(skinny8)
-/// Grid (blocks of 16 rows of all parts), 256 threads; at most 32 tokens.
-extern "C" __global__ void BOUNDS(256, 2) skinny32(SkinnyArgs a) { skinny<1, 4>(a); }
+extern "C" __global__ void BOUNDS(256, 2) skinny16(SkinnyArgs a) { skinny<2>(a); }
+EXPORT(skinny16)
+extern "C" __global__ void BOUNDS(256, 2) skinny32(SkinnyArgs a) { skinny<4>(a); }
 EXPORT(skinny32)

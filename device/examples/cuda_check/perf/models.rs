@@ -52,38 +52,69 @@ pub fn experts(lab: &mut Lab) -> Result<(), DeviceError> {
                 places: DevicePtr::NULL,
                 matrix_bytes: matrix_bytes(&parts[0].weight),
             };
-            let bytes = parts.len() as u64 * matrix_bytes(&parts[0].weight) * u64::from(entries.min(count));
-            let flop = 2.0 * parts.len() as f64 * f64::from(rows) * f64::from(cols) * f64::from(entries);
+            let case = Experts { name, ty, count, chosen, cols, input, tokens };
             if tokens <= 4 {
-                let (mut active, conversion) = activations(lab, Form::Q8, x, x_rows);
-                active.stride = if own { chosen * cols } else { cols };
-                lab.enqueue(&conversion.into_iter().collect::<Vec<_>>())?;
-                let Ok(launch) = slots(&parts, &active, tokens, &slot) else { continue };
-                // The same experts again and again may stay in the cache: the figure is an upper bound for one token.
-                let us = lab.time(&[launch; 8])? / 8.0;
-                println!("{name:24} {tokens:5} tokens: {us:7.1} us, {:6.0} GB/s", bytes as f64 / us / 1e3);
+                by_slot(lab, &case, &parts, x, &slot)?;
             } else {
-                let (active, conversion) = activations(lab, product::form(ty, cols, 64), x, x_rows);
-                lab.enqueue(&conversion.into_iter().collect::<Vec<_>>())?;
-                for tile in TokenTile::ALL {
-                    let tiles = lab.room(16 * u64::from(Sorted::tiles_max(tile, entries, count)));
-                    let order = lab.room(4 * u64::from(entries));
-                    let sorted = Sorted { order, tiles, n_tiles: lab.room(4), tile };
-                    let sorting = sort(ids, tokens, chosen, count, &sorted);
-                    let products: Vec<Launch> = parts
-                        .iter()
-                        .filter_map(|part| grouped(part, &active, tokens, &slot, input, &sorted).ok())
-                        .collect();
-                    let sort_us = lab.time(&[sorting])?;
-                    lab.enqueue(&[sorting])?;
-                    let us = lab.time(&products)?;
-                    println!(
-                        "{name:24} {tokens:5} tokens {tile:?}: {us:7.1} us, {:6.1} TFLOP/s; sorting {sort_us:.1} us",
-                        flop / us / 1e6
-                    );
-                }
+                sorted(lab, &case, &parts, x, &slot)?;
             }
         }
+    }
+    Ok(())
+}
+
+/// One layer's experts with so many tokens.
+struct Experts {
+    name: &'static str,
+    ty: WeightType,
+    count: u32,
+    chosen: u32,
+    cols: u32,
+    input: InputRows,
+    tokens: u32,
+}
+
+impl Experts {
+    fn x_rows(&self) -> u32 {
+        if self.input == InputRows::PerEntry { self.tokens * self.chosen } else { self.tokens }
+    }
+}
+
+fn by_slot(lab: &mut Lab, case: &Experts, parts: &[Part], x: View, slot: &Slots) -> Result<(), DeviceError> {
+    let Experts { name, count, chosen, cols, tokens, .. } = *case;
+    let (mut active, conversion) = activations(lab, Form::Q8, x, case.x_rows());
+    active.stride = if case.input == InputRows::PerEntry { chosen * cols } else { cols };
+    lab.enqueue(&conversion.into_iter().collect::<Vec<_>>())?;
+    let Ok(launch) = slots(parts, &active, tokens, slot) else { return Ok(()) };
+    // The same experts again and again may stay in the cache: the figure is an upper bound for one token.
+    let us = lab.time(&[launch; 8])? / 8.0;
+    let touched = u64::from((tokens * chosen).min(count));
+    let bytes = parts.len() as u64 * matrix_bytes(&parts[0].weight) * touched;
+    println!("{name:24} {tokens:5} tokens: {us:7.1} us, {:6.0} GB/s", bytes as f64 / us / 1e3);
+    Ok(())
+}
+
+fn sorted(lab: &mut Lab, case: &Experts, parts: &[Part], x: View, slot: &Slots) -> Result<(), DeviceError> {
+    let Experts { name, ty, count, chosen, cols, input, tokens } = *case;
+    let entries = tokens * chosen;
+    let rows: u32 = parts.iter().map(|part| part.weight.rows).sum();
+    let flop = 2.0 * f64::from(rows) * f64::from(cols) * f64::from(entries);
+    let (active, conversion) = activations(lab, product::form(ty, cols, 64), x, case.x_rows());
+    lab.enqueue(&conversion.into_iter().collect::<Vec<_>>())?;
+    for tile in TokenTile::ALL {
+        let tiles = lab.room(16 * u64::from(Sorted::tiles_max(tile, entries, count)));
+        let order = lab.room(4 * u64::from(entries));
+        let sorted = Sorted { order, tiles, n_tiles: lab.room(4), tile };
+        let sorting = sort(slot.ids, tokens, chosen, count, &sorted);
+        let products = parts.iter().filter_map(|part| grouped(part, &active, tokens, slot, input, &sorted).ok());
+        let products: Vec<Launch> = products.collect();
+        let sort_us = lab.time(&[sorting])?;
+        lab.enqueue(&[sorting])?;
+        let us = lab.time(&products)?;
+        println!(
+            "{name:24} {tokens:5} tokens {tile:?}: {us:7.1} us, {:6.1} TFLOP/s; sorting {sort_us:.1} us",
+            flop / us / 1e6
+        );
     }
     Ok(())
 }

@@ -16,16 +16,16 @@ use super::ops::{Arrival, Move, OpEnv, OpMaker, RoundArgs, Sizes, WeightShape};
 use crate::Error;
 use device::cuda::{CudaGpu, CudaOptions};
 use device::gpu::{DevicePtr, Gpu, GpuOp};
-use gguf::GgmlType;
 use kernels::cpu::ops::elementwise::ColGroups;
 use kernels::cuda::transfer::{copy_bytes, move_rows};
 use kernels::cuda::{GpuLayout, Launch, View, ops, unpack_panels};
 use kernels::quant::WeightType;
 use op::{CudaOp, Recording};
 use plan_format::artifact::MachineCode;
-use plan_format::program::{Program, WeightRole};
+use plan_format::program::Program;
 use plan_format::schedule::Layout;
 use scratch::Scratch;
+use shared_cli::gpu_code;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -44,40 +44,13 @@ pub fn open(ordinal: u32, ceiling_bytes: Option<u64>) -> Result<CudaGpu, Error> 
     Ok(CudaGpu::open(&CudaOptions { ordinal, ceiling_bytes, modules })?)
 }
 
-/// PTX modules that a program on a GPU may need: those of its weights' types in the layouts that the maker keeps them
-/// in, and those that every program needs.
-pub fn modules(program: &Program) -> Vec<&'static str> {
-    let (mut products, mut lookups) = (Vec::new(), Vec::new());
-    for weight in &program.weights {
-        let tensor = &program.tensors[weight.tensor.index()];
-        let Ok(ty) = WeightType::try_from(GgmlType::from_id(tensor.ggml_type)) else { continue };
-        let place = (ty, GpuLayout::preferred(ty));
-        if matches!(weight.role, WeightRole::EmbeddingRows | WeightRole::TiedHead) {
-            lookups.push(place);
-        }
-        if !matches!(weight.role, WeightRole::EmbeddingRows | WeightRole::Small) {
-            products.push(place);
-        }
-    }
-    kernels::cuda::modules_for(products, lookups)
-}
-
 /// Loads the modules that the program needs: from stored machine code where it was made of the same PTX and this driver
 /// takes it, else from PTX on `threads` threads. Returns how many had to be compiled.
 ///
 /// # Errors
 /// A module that does not load.
 pub fn load(gpu: &CudaGpu, program: &Program, code: &[MachineCode], threads: usize) -> Result<usize, Error> {
-    let mut missing = Vec::new();
-    for name in modules(program) {
-        let stored = code.iter().find(|stored| stored.module == name);
-        let fresh = stored.filter(|stored| ptx_hash(name) == Some(stored.ptx_hash));
-        if fresh.is_none_or(|stored| gpu.load_machine_code(name, &stored.bytes).is_err()) {
-            missing.push(name);
-        }
-    }
-    gpu.load_modules(&missing, threads)?;
-    Ok(missing.len())
+    Ok(gpu_code::load(gpu, &gpu_code::modules(program), code, threads)?)
 }
 
 impl CudaMaker {
@@ -95,24 +68,6 @@ impl CudaMaker {
         });
         Arc::new(CudaOp::new(name.to_string(), vec![emit], u32::MAX, Recording::Never))
     }
-}
-
-/// BLAKE3 of a module's PTX.
-pub fn ptx_hash(module: &str) -> Option<[u8; 32]> {
-    kernels::cuda::ptx(module).map(|text| *blake3::hash(text.as_bytes()).as_bytes())
-}
-
-/// Machine code of modules for a device, made on several threads.
-///
-/// # Errors
-/// The first module that the driver does not take.
-pub fn machine_code(gpu: &CudaGpu, modules: &[&str], threads: usize) -> Result<Vec<MachineCode>, Error> {
-    let codes = gpu.machine_codes(modules, threads)?;
-    let hashed = modules.iter().zip(codes).map(|(&module, bytes)| {
-        let ptx_hash = ptx_hash(module).unwrap_or_default();
-        MachineCode { module: module.to_string(), ptx_hash, bytes }
-    });
-    Ok(hashed.collect())
 }
 
 /// The layout in the words of the kernels.
