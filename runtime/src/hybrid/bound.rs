@@ -191,7 +191,7 @@ impl<'a> Binder<'a> {
         let chosen = ids(self.program, item).map_or(0, |ids| ids.cols as usize);
         let (routed, least_bytes) = self.placed(item, slot.offset_bytes, Some(chosen * tokens))?;
         let fits = chosen > 0 && least_bytes <= slot.size_bytes.next_multiple_of(256);
-        if fits && self.memory.map.places[item].is_some() {
+        if fits && self.table(item).is_some() {
             return Ok(routed);
         }
         let (item, slot_bytes) = (self.program.items[item].name.clone(), slot.size_bytes);
@@ -218,7 +218,8 @@ impl<'a> Binder<'a> {
             let start = self.memory.slots.start.offset(offset_bytes + end);
             let experts = experts.filter(|_| role == WeightRole::Experts);
             let room = experts.map_or(shape.stack, |experts| experts.min(shape.stack));
-            let places = experts.and(self.memory.map.places[item]);
+            let table = experts.and(self.table(item));
+            let places = table.map(|(mapped, offset)| mapped.device.offset(offset));
             let place = GpuWeight { shape, layout, start, stride_bytes, places, room };
             list.push((weight, place));
             end = (end + place.size_bytes()).next_multiple_of(256);
@@ -226,13 +227,16 @@ impl<'a> Binder<'a> {
         Ok((list, end))
     }
 
+    /// The table of places of an item's streamed experts, in mapped memory at an offset.
+    fn table(&self, item: usize) -> Option<(MappedRegion, u64)> {
+        self.tables.0.zip(self.tables.1[item])
+    }
+
     /// How a slot gets the experts that a round chooses.
     fn routed_fill(&self, item: usize, weights: &Streamed, ids: View) -> Result<RoutedFill, Error> {
         let (whole, stacks): (Vec<_>, Vec<_>) = weights.iter().copied().partition(|(_, place)| place.places.is_none());
         let no_table = Error::Program { what: "streamed experts without a table of places" };
-        let places = self.memory.map.places[item];
-        let table = self.tables.0.zip(self.tables.1[item]);
-        let (Some(places), Some(table)) = (places, table) else { return Err(no_table) };
+        let table = self.table(item).ok_or(no_table)?;
         let stride = self.program.values[ids.value.index()].cols as usize;
         let base_bytes = self.arena.offsets_bytes[ids.value.index()] as usize;
         let offset_bytes = base_bytes + ids.first_col as usize * 4;
@@ -246,7 +250,6 @@ impl<'a> Binder<'a> {
                 .map(|(weight, place)| self.routed_stack(*weight, *place))
                 .collect::<Result<_, _>>()?,
             table,
-            places,
         })
     }
 

@@ -90,10 +90,7 @@ impl Hybrid {
         let (resident, on_gpu) = sides(plan);
         let state_limits = limits.of_states(arena.limits.ubatch_tokens as usize);
         let (layouts, resident, on_gpu) = (&plan.layouts, &resident[..], &on_gpu[..]);
-        let routed: Vec<Option<usize>> =
-            (0..program.items.len()).map(|item| chosen_experts(plan, weights, &*maker, item)).collect();
-        let routed = &routed[..];
-        let tenants = Tenants { program, arena, weights, layouts, resident, on_gpu, slots, state_limits, routed };
+        let tenants = Tenants { program, arena, weights, layouts, resident, on_gpu, slots, state_limits };
         let here = tenants.resident_states();
         let input_layout = InputLayout::new(arena.limits, limits.sequences, here.iter().flatten());
         let sizes = sizes(plan, limits);
@@ -102,6 +99,7 @@ impl Hybrid {
         let memory = tenants.move_in(&*gpu, &*maker, &input_layout, &trig_bytes, &sizes)?;
         let host_arena = gpu.take_mapped(arena.size_bytes.max(1), "the host's activations")?;
         let inputs = Inputs::new(&gpu, input_layout)?;
+        let routed = (0..program.items.len()).map(|item| chosen_experts(plan, weights, &*maker, item));
         let (table_bytes, offsets) = table_places(routed);
         let tables = (table_bytes > 0).then(|| gpu.take_mapped(table_bytes, "tables of experts")).transpose()?;
         let tables = (tables, &offsets[..]);
@@ -213,14 +211,14 @@ fn chosen_experts(plan: &Plan, weights: &WeightStore, maker: &dyn OpMaker, item:
 }
 
 /// Size of all tables of experts, and each one's offset.
-fn table_places(routed: &[Option<usize>]) -> (u64, Vec<Option<u64>>) {
+fn table_places(routed: impl Iterator<Item = Option<usize>>) -> (u64, Vec<Option<u64>>) {
     let mut end = 0;
-    let place = |experts: &Option<usize>| {
+    let place = |experts: Option<usize>| {
         let start = end;
-        end += (experts.as_ref()? * 4).next_multiple_of(256) as u64;
+        end += (experts? * 4).next_multiple_of(256) as u64;
         Some(start)
     };
-    let places = routed.iter().map(place).collect();
+    let places = routed.map(place).collect();
     (end, places)
 }
 

@@ -35,8 +35,6 @@ pub struct GpuMap {
     pub trig: Vec<DevicePtr>,
     /// The round's inputs.
     pub inputs: GpuInputs,
-    /// By item whose experts are streamed when they are chosen: see [`GpuWeight::places`].
-    pub places: Vec<Option<DevicePtr>>,
 }
 
 /// Alignment of everything that is placed.
@@ -63,8 +61,6 @@ pub struct Tenants<'a> {
     pub slots: &'a Slots,
     /// What bounds states.
     pub state_limits: StateLimits,
-    /// Experts of items of which only chosen ones are streamed, by item.
-    pub routed: &'a [Option<usize>],
 }
 
 /// All that was taken.
@@ -104,7 +100,6 @@ struct Layouts {
     values: u64,
     inputs: u64,
     trig: Vec<u64>,
-    places: Vec<Option<u64>>,
 }
 
 struct StatePlaces {
@@ -156,8 +151,7 @@ impl Tenants<'_> {
         let values = arena.add(on_gpu(self.arena.size_bytes));
         let inputs = arena.add(on_gpu(inputs.size_bytes));
         let trig = ropes.iter().map(|&bytes| arena.add(on_gpu(bytes))).collect();
-        let places = self.routed.iter().map(|experts| experts.map(|experts| arena.add(experts as u64 * 4))).collect();
-        Ok(Layouts { weights, states, arena, large, small, kept, values, inputs, trig, places })
+        Ok(Layouts { weights, states, arena, large, small, kept, values, inputs, trig })
     }
 
     /// Layout of each state that lives on the GPU.
@@ -315,7 +309,6 @@ impl Layouts {
             states: self.kept.iter().map(state).collect(),
             trig: self.trig.iter().map(|&offset| arena.offset(offset)).collect(),
             inputs: inputs.at(inputs_start),
-            places: self.places.iter().map(|place| place.map(|offset| arena.offset(offset))).collect(),
         }
     }
 }

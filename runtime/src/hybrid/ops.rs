@@ -129,8 +129,8 @@ pub struct GpuWeight {
     pub start: DevicePtr,
     /// Bytes from one matrix to the next.
     pub stride_bytes: u64,
-    /// Where the matrices of a stack lie: `None` = matrix e at place e. Else I32 \[stack\] in GPU memory: the place of
-    /// each matrix, −1 for one that this round does not use.
+    /// Where the matrices of a stack lie: `None` = matrix e at place e. Else I32 \[stack\], in mapped host memory: the
+    /// place of each matrix, −1 for one that this round does not use.
     pub places: Option<DevicePtr>,
     /// Matrices that there is room for: all of the stack, or as many as a round may use.
     pub room: usize,

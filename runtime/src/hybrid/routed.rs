@@ -18,10 +18,8 @@ pub struct RoutedFill {
     pub whole: Vec<FillStep>,
     /// Stacks of experts.
     pub stacks: Vec<RoutedStack>,
-    /// The table in mapped memory: where the host writes it, and its offset there.
+    /// The table in mapped memory, which the GPU reads in place, and its offset there.
     pub table: (MappedRegion, u64),
-    /// The table in GPU memory.
-    pub places: DevicePtr,
     /// Experts of the layer.
     pub experts: usize,
 }
@@ -59,7 +57,7 @@ impl RoutedFill {
         let table_start = mapped.device.offset(offset);
         let table_bytes = self.experts as u64 * 4;
         gpu.host_touches(table_start, table_bytes, Access::Write)?;
-        // SAFETY: the table is this fill's own part of the mapped region; its last copy was done in an earlier round.
+        // SAFETY: the table is this fill's own part of the mapped region; its last reader ended in an earlier round.
         let table =
             unsafe { std::slice::from_raw_parts_mut(mapped.host.add(offset as usize).cast::<i32>(), self.experts) };
         // SAFETY: the router's results have come (the script waits for them), and nobody writes them before this is
@@ -78,7 +76,6 @@ impl RoutedFill {
                 used += 1;
             }
         }
-        steps.push(FillStep::Copy(self.places, CopySource::Mapped { start: table_start, bytes: table_bytes }));
         Ok(())
     }
 
@@ -115,6 +112,6 @@ impl RoutedFill {
             let pieces = stack.unpackers.first().map_or(1, |pieces| 2 * pieces.len());
             stack.place.room * pieces
         };
-        self.whole.len() + self.stacks.iter().map(of_stack).sum::<usize>() + 1
+        self.whole.len() + self.stacks.iter().map(of_stack).sum::<usize>()
     }
 }

@@ -4,6 +4,7 @@
 //! the race detector before it is made; that is what makes the pointers below sound whatever the ordering around them.
 //! Not here: time (the launch brings it). Next: `driver.rs`.
 
+use super::cuda;
 use super::ops::{Arrival, GpuInputs, GpuState, Move, OpEnv, OpMaker, RoundArgs, Sizes, WeightShape};
 use crate::Error;
 use crate::exec::prepare::{Limits, Memory, Prepared, prepare};
@@ -79,9 +80,6 @@ struct SimCopy {
     bytes: u64,
 }
 
-/// Regions of the scratch are aligned to this.
-const ALIGNMENT_BYTES: usize = 256;
-
 impl SimMaker {
     /// For a program whose weights are known. Errors: as preparing it for the CPU.
     pub fn new(
@@ -118,19 +116,9 @@ impl SimMaker {
         let values = self.memory(env.map.arena, end.unwrap_or(0) as usize)?;
         // Order of `Memory::new`: activations, angles, the rest.
         let trig_bytes = env.map.trig.iter().zip(&sizes.trig).map(|(&start, &bytes)| (start, bytes));
-        let mut places = Vec::new();
-        let mut at = env.scratch.start;
-        let mut scratch = |bytes: usize| {
-            let start = at;
-            at = at.offset(bytes.next_multiple_of(ALIGNMENT_BYTES) as u64);
-            (start, bytes)
-        };
-        places.extend(sizes.acts.map(&mut scratch));
-        places.extend(trig_bytes);
-        places.extend([sizes.partials, sizes.groups, sizes.grouped].map(&mut scratch));
-        let regions =
-            places.into_iter().map(|(start, bytes)| self.memory(start, bytes)).collect::<Result<Vec<_>, _>>()?;
-        let mut regions = regions.into_iter();
+        let trig = trig_bytes.map(|(start, bytes)| self.memory(start, bytes)).collect::<Result<Vec<_>, _>>()?;
+        let rest = [sizes.partials, sizes.groups, sizes.grouped].map(Shared::new);
+        let mut regions = sizes.acts.map(Shared::new).into_iter().chain(trig).chain(rest);
         let mut take = |bytes| regions.next().unwrap_or_else(|| Shared::new(bytes));
         let memory = Memory::new(values, sizes, &self.prepared.ropes, &mut take);
         let tokens = env.sizes.limits.ubatch_tokens as usize;
@@ -237,10 +225,10 @@ fn touches(ops: &Range<usize>, env: &OpEnv<'_>) -> Result<Vec<Touched>, Error> {
 }
 
 impl OpMaker for SimMaker {
-    fn scratch_bytes(&self, _: &Program, _: &Sizes) -> Result<u64, Error> {
-        let sizes = &self.prepared.sizes;
-        let regions = sizes.acts.into_iter().chain([sizes.partials, sizes.groups, sizes.grouped]);
-        Ok(regions.map(|bytes| bytes.next_multiple_of(ALIGNMENT_BYTES) as u64).sum())
+    /// What CUDA kernels would work in: the simulated GPU stands for one that runs those. The CPU's kernels work in host
+    /// memory.
+    fn scratch_bytes(&self, program: &Program, sizes: &Sizes) -> Result<u64, Error> {
+        cuda::scratch_bytes(program, sizes)
     }
 
     fn resident_layout(&self, _: &WeightShape, _: Layout) -> Layout {

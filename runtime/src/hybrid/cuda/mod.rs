@@ -70,6 +70,14 @@ impl CudaMaker {
     }
 }
 
+/// GPU memory that the operators of a program work in.
+///
+/// # Errors
+/// A weight of a type without kernels.
+pub fn scratch_bytes(program: &Program, sizes: &Sizes) -> Result<u64, Error> {
+    Ok(Scratch::new(program, sizes)?.total_bytes)
+}
+
 /// The layout in the words of the kernels.
 fn gpu_layout(layout: Layout) -> Result<GpuLayout, Error> {
     match layout {
@@ -93,7 +101,7 @@ fn at(address: DevicePtr) -> kernels::cuda::DevicePtr {
 
 impl OpMaker for CudaMaker {
     fn scratch_bytes(&self, program: &Program, sizes: &Sizes) -> Result<u64, Error> {
-        Ok(Scratch::new(program, sizes)?.total_bytes)
+        scratch_bytes(program, sizes)
     }
 
     fn resident_layout(&self, weight: &WeightShape, planned: Layout) -> Layout {
