@@ -130,6 +130,9 @@ fn table(profile: &Profile) -> String {
     for entry in &profile.contention {
         let _ = writeln!(text, "  {:>3} threads read {:.1} GB/s", entry.threads, entry.cpu_alone_gb_per_s);
     }
+    for note in profile.provenance.assumptions.iter().filter(|note| note.starts_with(measure::DISTURBANCE)) {
+        let _ = writeln!(text, "  {note}: measure again when the machine is calm");
+    }
     let _ = writeln!(text, "  an operator's barriers take {:.1} us", profile.latency.cpu_op_us);
     let most = profile.contention.last().map_or(0, |entry| entry.threads);
     let of_team = |curve: &&crate::profile::Curve| {

@@ -1,8 +1,8 @@
 //! Attention over a cache in memory, divided among the team as the runtime does: by heads and segments for one token,
 //! by heads and blocks of tokens for a ubatch.
 
-use super::MeasureError;
 use super::buffer::Buffer;
+use super::{MeasureError, steady_us};
 use device::probe::{Effort, time_rounds};
 use device::team::{Team, Worker};
 use half::f16;
@@ -70,7 +70,7 @@ pub fn attention_gb_per_s(
     let first = buffer.first_turn(case.side_bytes());
     let timing = time_rounds(team, effort, |worker, round| case.attend(worker, first + 2 * round))?;
     buffer.has_read(case.side_bytes(), 2 * (effort.warm_up_rounds + timing.rounds));
-    Ok(timing.gb_per_s(case.seen_bytes()))
+    Ok(case.seen_bytes() / steady_us(&timing).max(1e-3) / 1000.0)
 }
 
 impl<'a> Case<'a> {

@@ -5,7 +5,7 @@ use super::buffer::Buffer;
 use super::figures::{Needs, POINT_TOKENS, Pace, Shape, last_point, missing, teams, timed_teams};
 use super::products::{ProductCase, weight_type};
 use super::rows::{DELTA_BYTES, delta_us, elementwise_gb_per_s};
-use super::{MeasureError, Watch};
+use super::{MeasureError, Watch, steady_us};
 use crate::profile::{
     Backend, Contention, CoreClass, Cpu, Curve, Latency, Memory, Operator, Point, Profile, ProfileKind, Provenance,
     SCHEMA_VERSION,
@@ -27,6 +27,10 @@ const BARRIERS_PER_OPERATOR: f64 = 0.625;
 const SLICE_ROWS: u64 = 256;
 /// Tokens up to which a whole matrix is timed.
 const WHOLE_TOKENS: u32 = 64;
+/// Share of the teams' CPU time that others may take before a profile says so.
+const BUSY: f64 = 0.1;
+/// How that note begins.
+pub const DISTURBANCE: &str = "Others took";
 /// Part of the available memory that is left to others.
 const HEADROOM: u64 = 8;
 
@@ -166,12 +170,13 @@ fn measure_memory(
         watch(&format!("memory with {} threads", point.threads), 0.0);
     })?;
     for point in &points {
-        let (threads, rate) = (point.threads as u16, rounded(point.gb_per_s));
+        let disturbance = point.timing.median_us / steady_us(&point.timing).max(1e-3);
+        let (threads, rate) = (point.threads as u16, rounded(point.gb_per_s * disturbance));
         profile.contention.push(alone(threads, rate));
         profile.memory.read_gb_per_s = profile.memory.read_gb_per_s.max(rate);
     }
     let mut team = Team::new(TeamConfig::on_cores(topology, usize::from(most)))?;
-    profile.latency.cpu_op_us = rounded(barrier(&mut team, effort)?.median_us * BARRIERS_PER_OPERATOR);
+    profile.latency.cpu_op_us = rounded(steady_us(&barrier(&mut team, effort)?) * BARRIERS_PER_OPERATOR);
     Ok(())
 }
 
@@ -205,12 +210,19 @@ fn curves(
     }
     let per_team: usize = missing.iter().map(|(operator, _)| pace.points(*operator).len()).sum();
     let mut lab = Lab::new(topology, most, *pace, per_team * teams.len())?;
+    let mut taken = 0.0;
     for (index, &(operator, name)) in missing.iter().enumerate() {
         for &threads in &teams {
             watch(&format!("{name} {operator:?}, {threads} threads"), index as f64 / missing.len() as f64);
             lab.team.set_active(usize::from(threads));
             profile.curves.push(lab.curve((operator, name))?);
+            taken += f64::from(lab.team.pressure().mean_share);
         }
+    }
+    let taken = taken / (missing.len() * teams.len()) as f64;
+    if taken > BUSY {
+        let note = format!("{DISTURBANCE} {:.0} % of the CPU time of the teams that were timed", 100.0 * taken);
+        profile.provenance.assumptions.push(note);
     }
     Ok(())
 }

@@ -15,11 +15,12 @@ mod products;
 mod rows;
 
 pub(crate) use cpu::memory;
-pub use cpu::{add_curves, add_points, machine};
+pub use cpu::{DISTURBANCE, add_curves, add_points, machine};
 pub use figures::{Needs, Pace, Shape, all_needs, shapes};
 pub use gpu::{GpuFigures, probe as probe_gpu, simulated};
 
 use device::DeviceError;
+use device::probe::Timing;
 use kernels::KernelError;
 
 /// Why a figure cannot be measured.
@@ -41,3 +42,24 @@ pub enum MeasureError {
 
 /// Told what is being measured, for people who wait: what, and the share of all that is done, 0 to 1.
 pub type Watch<'a> = dyn FnMut(&str, f64) + Send + 'a;
+
+/// Spread of a figure's rounds above which others must have had the cores in some of them.
+const DISTURBED: f64 = 1.3;
+
+/// What a round takes: the median, or where rounds differ much the least disturbed tenth, since a profile is that of the
+/// machine without load. Loads are what a plan's regimes are for.
+fn steady_us(timing: &Timing) -> f64 {
+    if timing.high_us > DISTURBED * timing.low_us { timing.low_us } else { timing.median_us }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_disturbed_figure_is_its_calm_rounds() {
+        let timing = |samples: &[f64]| Timing::of(samples.to_vec()).unwrap();
+        assert_eq!(steady_us(&timing(&[10.0, 10.0, 11.0, 11.0, 12.0])), 11.0);
+        assert_eq!(steady_us(&timing(&[10.0, 10.0, 50.0, 90.0, 90.0])), 10.0);
+    }
+}

@@ -1,7 +1,7 @@
 //! Products with packed weights, as the runtime divides them among its team: panels of 16 rows in claimed blocks.
 
-use super::MeasureError;
 use super::buffer::Buffer;
+use super::{MeasureError, steady_us};
 use device::probe::{Effort, time_rounds};
 use device::team::{Team, Worker};
 use kernels::cpu::Isa;
@@ -59,7 +59,7 @@ impl ProductCase {
         Ok((ROUND_BYTES / self.bytes()?.max(1)).min(ROUND_MACS / macs.max(1)).max(1))
     }
 
-    /// Median time of one product in microseconds.
+    /// Time of one product in microseconds.
     pub fn time_us(&self, team: &mut Team, buffer: &Buffer, effort: Effort) -> Result<f64, MeasureError> {
         let work = Work::new(self, buffer, team.active())?;
         let (bytes, matrices) = (self.bytes()?, self.matrices()?);
@@ -70,7 +70,7 @@ impl ProductCase {
             }
         })?;
         buffer.has_read(bytes, (effort.warm_up_rounds + timing.rounds) * matrices);
-        Ok(timing.median_us / matrices as f64)
+        Ok(steady_us(&timing) / matrices as f64)
     }
 }
 

@@ -1,6 +1,6 @@
 //! Row-wise operators and the delta net: what a round does beside products and attention.
 
-use super::MeasureError;
+use super::{MeasureError, steady_us};
 use device::probe::{Effort, time_rounds};
 use device::team::Team;
 use kernels::cpu::Isa;
@@ -27,7 +27,7 @@ pub fn elementwise_gb_per_s(team: &mut Team, effort: Effort) -> Result<f64, Meas
             }
         });
     })?;
-    Ok(timing.gb_per_s((3 * 4 * ROWS * COLS) as f64))
+    Ok((3 * 4 * ROWS * COLS) as f64 / steady_us(&timing).max(1e-3) / 1000.0)
 }
 
 /// Heads of Qwen3-Next.
@@ -38,7 +38,7 @@ const HEAD_COLS: usize = 128;
 /// State bytes of the timed delta net.
 pub const DELTA_BYTES: f64 = (VALUE_HEADS * HEAD_COLS * HEAD_COLS * 4) as f64;
 
-/// Median time of a delta net over so many tokens, in microseconds.
+/// Time of a delta net over so many tokens, in microseconds.
 pub fn delta_us(team: &mut Team, tokens: usize, effort: Effort) -> Result<f64, MeasureError> {
     let isa = Isa::detect();
     let values = |cols: usize| vec![0.01_f32; tokens * cols];
@@ -72,5 +72,5 @@ pub fn delta_us(team: &mut Team, tokens: usize, effort: Effort) -> Result<f64, M
             }
         });
     })?;
-    Ok(timing.median_us)
+    Ok(steady_us(&timing))
 }
