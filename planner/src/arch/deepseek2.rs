@@ -7,7 +7,7 @@
 
 use super::LowerError;
 use super::common::{
-    Bias, Factors, FfnSpec, GateUp, Lowering, MoeSpec, Scaling, SharedExperts, SharedGate, WeighedAt, blk, part_of,
+    Bias, Factors, FfnSpec, Lowering, MoeSpec, Scaling, SharedExperts, SharedGate, WeighedAt, blk, part_of,
 };
 use plan_format::RopeId;
 use plan_format::program::{
@@ -42,13 +42,7 @@ struct Mla {
 pub fn lower(l: &mut Lowering<'_>) -> Result<View, LowerError> {
     let mla = mla(l)?;
     let dense_layers = l.source.u32("leading_dense_block_count", 0..=l.layers)?;
-    let ffn = FfnSpec {
-        ff: l.feed_forward_length()?,
-        norm: "ffn_norm",
-        activation: GluActivation::Silu,
-        gate_up: GateUp::Separate,
-        post_norm: None,
-    };
+    let ffn = FfnSpec::usual(l.feed_forward_length()?);
     let moe = moe_spec(l)?;
     let mut x = l.embedding(1.0)?;
     for layer in 0..l.layers {

@@ -1,9 +1,7 @@
 //! Gemma 3: scaled embedding, four norms a layer, GeGLU, and layers that see a window only. architectures, section 7.
 
 use super::LowerError;
-use super::common::{
-    AttentionSpec, Bias, Factors, FfnSpec, GateUp, HeadNorms, Heads, Lowering, Scaling, Sinks, usual_scale,
-};
+use super::common::{AttentionSpec, Factors, FfnSpec, HeadNorms, Heads, Lowering, Scaling};
 use super::source::all_but_last_of;
 use plan_format::program::{GluActivation, Mask, RopePairing, View};
 
@@ -20,30 +18,23 @@ pub fn lower(l: &mut Lowering<'_>) -> Result<View, LowerError> {
     let pattern = l.source.pattern("attention.sliding_window_pattern", l.layers)?;
     let local_layers = pattern.unwrap_or_else(|| all_but_last_of(PERIOD, l.layers));
     let local_base = l.rope_base("rope.freq_base_swa")?;
+    let rope = l.rope(RopePairing::Neox, n_rot, Scaling::Metadata, Factors::Never)?;
+    let usual = AttentionSpec::usual(heads, rope);
     let global = AttentionSpec {
-        heads,
-        norm: "attn_norm",
-        qkv_bias: Bias::IfPresent,
-        output_bias: Bias::IfPresent,
         head_norms: HeadNorms::BeforeRope,
-        rope: Some(l.rope(RopePairing::Neox, n_rot, Scaling::Metadata, Factors::Never)?),
-        position_scale: None,
-        sinks: Sinks::Off,
         scale: match l.layers {
             LAYERS_27B => 1.0 / (l.hidden as f32 / heads.q as f32).sqrt(),
-            _ => usual_scale(&heads),
+            _ => usual.scale,
         },
-        mask: Mask::Causal,
         post_norm: Some("post_attention_norm"),
+        ..usual
     };
     let local_rope = l.rope_with_base(RopePairing::Neox, n_rot, local_base, Scaling::Off, Factors::Never)?;
     let local = AttentionSpec { rope: Some(local_rope), mask: Mask::Window { tokens: window }, ..global };
     let ffn = FfnSpec {
-        ff: l.feed_forward_length()?,
-        norm: "ffn_norm",
         activation: GluActivation::GeluTanh,
-        gate_up: GateUp::Separate,
         post_norm: Some("post_ffw_norm"),
+        ..FfnSpec::usual(l.feed_forward_length()?)
     };
     let mut x = l.embedding((l.hidden as f32).sqrt())?;
     for (layer, is_local) in (0..l.layers).zip(local_layers) {

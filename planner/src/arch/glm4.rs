@@ -2,10 +2,8 @@
 //! architectures, section 6.
 
 use super::LowerError;
-use super::common::{
-    AttentionSpec, Bias, Factors, FfnSpec, GateUp, HeadNorms, Heads, Lowering, Scaling, Sinks, usual_scale,
-};
-use plan_format::program::{GluActivation, Mask, RopePairing, View};
+use super::common::{AttentionSpec, Factors, FfnSpec, GateUp, Heads, Lowering, Scaling};
+use plan_format::program::{RopePairing, View};
 
 /// Lowers the whole model.
 pub fn lower(l: &mut Lowering<'_>) -> Result<View, LowerError> {
@@ -16,30 +14,9 @@ pub fn lower(l: &mut Lowering<'_>) -> Result<View, LowerError> {
     if l.source.has_key("rope.dimension_sections") {
         return Err(l.source.refuse("rope.dimension_sections", "present", "no such key (a text model)"));
     }
-    let attention = AttentionSpec {
-        heads,
-        norm: "attn_norm",
-        qkv_bias: Bias::IfPresent,
-        output_bias: Bias::IfPresent,
-        head_norms: HeadNorms::Off,
-        rope: Some(l.rope(RopePairing::Norm, n_rot, Scaling::Metadata, Factors::Never)?),
-        position_scale: None,
-        sinks: Sinks::Off,
-        scale: usual_scale(&heads),
-        mask: Mask::Causal,
-        post_norm: Some("post_attention_norm"),
-    };
-    let ffn = FfnSpec {
-        ff: l.feed_forward_length()?,
-        norm: "ffn_norm",
-        activation: GluActivation::Silu,
-        gate_up: GateUp::InUp,
-        post_norm: Some("post_ffw_norm"),
-    };
-    let mut x = l.embedding(1.0)?;
-    for layer in 0..l.layers {
-        x = l.attention_layer(layer, x, &attention)?;
-        x = l.ffn_layer(layer, x, &ffn)?;
-    }
-    l.head(x)
+    let rope = l.rope(RopePairing::Norm, n_rot, Scaling::Metadata, Factors::Never)?;
+    let attention = AttentionSpec { post_norm: Some("post_attention_norm"), ..AttentionSpec::usual(heads, rope) };
+    let ffn =
+        FfnSpec { gate_up: GateUp::InUp, post_norm: Some("post_ffw_norm"), ..FfnSpec::usual(l.feed_forward_length()?) };
+    l.dense_stack(&attention, &ffn)
 }

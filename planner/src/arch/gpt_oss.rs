@@ -1,9 +1,7 @@
 //! GPT-OSS: sinks, windows on the even layers, YaRN, biases everywhere, clamped experts. architectures, section 5.
 
 use super::LowerError;
-use super::common::{
-    AttentionSpec, Bias, Factors, HeadNorms, Heads, Lowering, MoeSpec, Scaling, Sinks, WeighedAt, usual_scale,
-};
+use super::common::{AttentionSpec, Bias, Factors, Heads, Lowering, MoeSpec, Scaling, Sinks, WeighedAt};
 use super::source::all_but_last_of;
 use plan_format::program::{GluActivation, Mask, RopePairing, RouterScore, RouterWeights, View};
 
@@ -22,18 +20,12 @@ pub fn lower(l: &mut Lowering<'_>) -> Result<View, LowerError> {
     let window = l.source.u32("attention.sliding_window", 1..=u32::MAX)?;
     let pattern = l.source.pattern("attention.sliding_window_pattern", l.layers)?;
     let windowed_layers = pattern.unwrap_or_else(|| all_but_last_of(PERIOD, l.layers));
+    let rope = l.rope(RopePairing::Neox, n_rot, Scaling::Metadata, Factors::Never)?;
     let full = AttentionSpec {
-        heads,
-        norm: "attn_norm",
         qkv_bias: Bias::Required,
         output_bias: Bias::Required,
-        head_norms: HeadNorms::Off,
-        rope: Some(l.rope(RopePairing::Neox, n_rot, Scaling::Metadata, Factors::Never)?),
-        position_scale: None,
         sinks: Sinks::PerHead,
-        scale: usual_scale(&heads),
-        mask: Mask::Causal,
-        post_norm: None,
+        ..AttentionSpec::usual(heads, rope)
     };
     let windowed = AttentionSpec { mask: Mask::Window { tokens: window }, ..full };
     let moe = MoeSpec {

@@ -3,8 +3,8 @@
 
 use super::LowerError;
 use super::common::{
-    AttentionSpec, Bias, Factors, FfnSpec, GateUp, HeadNorms, Heads, Lowering, MoeSpec, PositionScale, Scaling,
-    SharedExperts, SharedGate, Sinks, WeighedAt, usual_scale,
+    AttentionSpec, Bias, Factors, FfnSpec, HeadNorms, Heads, Lowering, MoeSpec, PositionScale, Scaling, SharedExperts,
+    SharedGate, WeighedAt,
 };
 use plan_format::program::{GluActivation, Mask, RopePairing, RouterScore, RouterWeights, View};
 
@@ -31,13 +31,7 @@ pub fn lower(l: &mut Lowering<'_>) -> Result<View, LowerError> {
         weighed_at: WeighedAt::Input,
         shared: Some(SharedExperts { ff, gate: SharedGate::Off }),
     };
-    let ffn = FfnSpec {
-        ff: l.feed_forward_length()?,
-        norm: "ffn_norm",
-        activation: GluActivation::Silu,
-        gate_up: GateUp::Separate,
-        post_norm: None,
-    };
+    let ffn = FfnSpec::usual(l.feed_forward_length()?);
     let moe_step = l.source.u32("interleave_moe_layer_step", 1..=u32::MAX)?;
     let mut x = l.embedding(1.0)?;
     for layer in 0..l.layers {
@@ -58,21 +52,14 @@ fn attention_specs(l: &mut Lowering<'_>, experts: u32) -> Result<(AttentionSpec,
     // 0 means neither chunks nor temperature (MobileLLM); any other value says nothing, by the reference's rule.
     let chunked = l.source.opt_u32("attention.sliding_window", 0..=u32::MAX)? != Some(0);
     let temperature = PositionScale { period_tokens: CHUNK_TOKENS, factor: TEMPERATURE_FACTOR };
+    let rope = l.rope(RopePairing::Norm, n_rot, Scaling::Metadata, Factors::IfPresent)?;
     let local = AttentionSpec {
-        heads,
-        norm: "attn_norm",
-        qkv_bias: Bias::IfPresent,
-        output_bias: Bias::IfPresent,
         head_norms: match experts {
             EXPERTS_WITHOUT_HEAD_NORMS => HeadNorms::Off,
             _ => HeadNorms::AfterRopeUnweighted,
         },
-        rope: Some(l.rope(RopePairing::Norm, n_rot, Scaling::Metadata, Factors::IfPresent)?),
-        position_scale: None,
-        sinks: Sinks::Off,
-        scale: usual_scale(&heads),
         mask: if chunked { Mask::Chunk { tokens: CHUNK_TOKENS } } else { Mask::Causal },
-        post_norm: None,
+        ..AttentionSpec::usual(heads, rope)
     };
     let global = AttentionSpec {
         head_norms: HeadNorms::Off,

@@ -1,39 +1,15 @@
 //! Qwen2, Qwen2.5 and their distillations: llama with NEOX rope and biases on q, k, v. architectures, section 3.
 
 use super::LowerError;
-use super::common::{
-    AttentionSpec, Bias, Factors, FfnSpec, GateUp, HeadNorms, Heads, Lowering, Scaling, Sinks, usual_scale,
-};
-use plan_format::program::{GluActivation, Mask, RopePairing, View};
+use super::common::{AttentionSpec, Bias, Factors, FfnSpec, Heads, Lowering, Scaling};
+use plan_format::program::{RopePairing, View};
 
 /// Lowers the whole model.
 pub fn lower(l: &mut Lowering<'_>) -> Result<View, LowerError> {
     let heads = Heads::read(l)?;
     let n_rot = l.rotated_cols(heads.k_cols)?;
-    let attention = AttentionSpec {
-        heads,
-        norm: "attn_norm",
-        qkv_bias: Bias::Required,
-        output_bias: Bias::IfPresent,
-        head_norms: HeadNorms::Off,
-        rope: Some(l.rope(RopePairing::Neox, n_rot, Scaling::Metadata, Factors::Never)?),
-        position_scale: None,
-        sinks: Sinks::Off,
-        scale: usual_scale(&heads),
-        mask: Mask::Causal,
-        post_norm: None,
-    };
-    let ffn = FfnSpec {
-        ff: l.feed_forward_length()?,
-        norm: "ffn_norm",
-        activation: GluActivation::Silu,
-        gate_up: GateUp::Separate,
-        post_norm: None,
-    };
-    let mut x = l.embedding(1.0)?;
-    for layer in 0..l.layers {
-        x = l.attention_layer(layer, x, &attention)?;
-        x = l.ffn_layer(layer, x, &ffn)?;
-    }
-    l.head(x)
+    let rope = l.rope(RopePairing::Neox, n_rot, Scaling::Metadata, Factors::Never)?;
+    let attention = AttentionSpec { qkv_bias: Bias::Required, ..AttentionSpec::usual(heads, rope) };
+    let ffn = FfnSpec::usual(l.feed_forward_length()?);
+    l.dense_stack(&attention, &ffn)
 }

@@ -4,10 +4,10 @@
 use super::LowerError;
 use super::common::{
     AttentionSpec, Bias, DeltaSpec, Factors, Gates, HeadNorms, Heads, Lowering, MoeSpec, Qkv, Scaling, SharedExperts,
-    SharedGate, Sinks, WeighedAt, blk, part_of, usual_scale,
+    SharedGate, WeighedAt, blk, part_of,
 };
 use super::source::all_but_last_of;
-use plan_format::program::{GluActivation, ItemKind, Mask, RopePairing, RouterScore, RouterWeights, View};
+use plan_format::program::{GluActivation, ItemKind, RopePairing, RouterScore, RouterWeights, View};
 
 /// One layer of these many has full attention where the file does not say.
 const PERIOD: u32 = 4;
@@ -58,19 +58,8 @@ fn attention_spec(l: &mut Lowering<'_>) -> Result<AttentionSpec, LowerError> {
         return Err(l.source.refuse("attention.value_length", heads.v_cols, accepted));
     }
     let n_rot = l.rotated_cols(heads.k_cols)?;
-    Ok(AttentionSpec {
-        heads,
-        norm: "attn_norm",
-        qkv_bias: Bias::IfPresent,
-        output_bias: Bias::IfPresent,
-        head_norms: HeadNorms::BeforeRope,
-        rope: Some(l.rope(RopePairing::Neox, n_rot, Scaling::Metadata, Factors::Never)?),
-        position_scale: None,
-        sinks: Sinks::Off,
-        scale: usual_scale(&heads),
-        mask: Mask::Causal,
-        post_norm: None,
-    })
+    let rope = l.rope(RopePairing::Neox, n_rot, Scaling::Metadata, Factors::Never)?;
+    Ok(AttentionSpec { head_norms: HeadNorms::BeforeRope, ..AttentionSpec::usual(heads, rope) })
 }
 
 /// Attention whose `attn_q` holds, per head, the query and then a gate for the output.

@@ -32,6 +32,26 @@ pub struct AttentionSpec {
     pub post_norm: Option<&'static str>,
 }
 
+impl AttentionSpec {
+    /// What most families have: causal, rotated, biases where the file has them, no other norms. Families state what
+    /// differs.
+    pub fn usual(heads: Heads, rope: RopeId) -> Self {
+        AttentionSpec {
+            heads,
+            norm: "attn_norm",
+            qkv_bias: Bias::IfPresent,
+            output_bias: Bias::IfPresent,
+            head_norms: HeadNorms::Off,
+            rope: Some(rope),
+            position_scale: None,
+            sinks: Sinks::Off,
+            scale: 1.0 / (heads.k_cols as f32).sqrt(),
+            mask: Mask::Causal,
+            post_norm: None,
+        }
+    }
+}
+
 /// Norms over each head of q and k.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HeadNorms {
@@ -174,9 +194,4 @@ impl Lowering<'_> {
         let out = self.mat_mul(&blk(layer, tensor), mixed, self.hidden, bias)?;
         self.add_to_residual(blk(layer, "mixer_residual"), residual, out, post_norm.map(|norm| blk(layer, norm)))
     }
-}
-
-/// `1 / sqrt(columns of a key head)`.
-pub fn usual_scale(heads: &Heads) -> f32 {
-    1.0 / (heads.k_cols as f32).sqrt()
 }

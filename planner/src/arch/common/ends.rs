@@ -1,6 +1,6 @@
-//! The first and the last item: embedding and head.
+//! The first and the last item, embedding and head; and the whole of models with nothing special between them.
 
-use super::{Lowering, MAX_COLS};
+use super::{AttentionSpec, FfnSpec, Lowering, MAX_COLS};
 use crate::arch::LowerError;
 use crate::arch::source::Use;
 use plan_format::program::{Elem, ItemKind, MatMulPart, OpKind, Rows, Value, View, WeightRole};
@@ -19,6 +19,16 @@ impl Lowering<'_> {
         let out = self.graph.value("token_embd".to_owned(), self.hidden);
         self.graph.op(OpKind::Embed { table, scale, out });
         Ok(out)
+    }
+
+    /// A whole model whose layers are all alike: embedding, attention and feed-forward network in turns, head.
+    pub fn dense_stack(&mut self, attention: &AttentionSpec, ffn: &FfnSpec) -> Result<View, LowerError> {
+        let mut x = self.embedding(1.0)?;
+        for layer in 0..self.layers {
+            x = self.attention_layer(layer, x, attention)?;
+            x = self.ffn_layer(layer, x, ffn)?;
+        }
+        self.head(x)
     }
 
     /// Rows that are wanted, final norm, and the product with `output.weight` or the embedding table.

@@ -19,6 +19,13 @@ pub struct FfnSpec {
     pub post_norm: Option<&'static str>,
 }
 
+impl FfnSpec {
+    /// What most families have. Families state what differs.
+    pub fn usual(ff: u32) -> Self {
+        FfnSpec { ff, norm: "ffn_norm", activation: GluActivation::Silu, gate_up: GateUp::Separate, post_norm: None }
+    }
+}
+
 /// How gate and up are stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GateUp {

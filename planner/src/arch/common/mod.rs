@@ -10,7 +10,7 @@ mod heads;
 mod moe;
 mod rope;
 
-pub use attention::{AttentionSpec, HeadNorms, PositionScale, Qkv, Sinks, usual_scale};
+pub use attention::{AttentionSpec, HeadNorms, PositionScale, Qkv, Sinks};
 pub use delta::{DeltaSpec, Gates};
 pub use ffn::{FfnSpec, GateUp};
 pub use heads::Heads;
