@@ -21,6 +21,7 @@ pub(crate) mod solo;
 pub(crate) mod states;
 pub(crate) mod step;
 pub(crate) mod trace;
+mod watch;
 pub(crate) mod weights;
 
 pub use prepare::Limits;

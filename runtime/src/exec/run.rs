@@ -11,6 +11,7 @@ use super::solo::{Solo, group_once};
 use super::states::{Piece, Rewind, StateSnapshot, States};
 use super::step::{Step, Task};
 use super::trace::{Label, Trace};
+use super::watch::{Watched, watched};
 use super::weights::{Precision, WeightStore};
 use crate::Error;
 use crate::hybrid::adapt::Switch;
@@ -47,13 +48,6 @@ pub struct Executor {
     /// The GPU's side, if one takes part.
     hybrid: Option<Hybrid>,
     trace: Trace,
-}
-
-/// A result of an operator.
-struct Watched {
-    name: String,
-    rows: program::Rows,
-    place: Place,
 }
 
 /// What all workers of a round read.
@@ -395,34 +389,8 @@ pub fn share(worker: &Worker, total: usize) -> Range<usize> {
     (worker.index() * each).min(total)..((worker.index() + 1) * each).min(total)
 }
 
-/// The F32 values that an operator reads or writes, in this order: what it reads may have come from a GPU.
-fn watched(program: &Program, arena: &Arena, op: &program::Op) -> Vec<Watched> {
-    let written = op.kind.reads().chain(op.kind.writes()).map(|columns| columns.value);
-    let floats = written.filter(|value| program.values[value.index()].elem == program::Elem::F32);
-    let watch = |value: plan_format::ValueId| {
-        let program::Value { name, rows, cols, .. } = &program.values[value.index()];
-        let base_bytes = arena.offsets_bytes[value.index()] as usize;
-        let place = Place { base_bytes, offset_bytes: base_bytes, ..Place::rows_of(*cols as usize) };
-        Watched { name: name.clone(), rows: *rows, place }
-    };
-    floats.map(watch).collect()
-}
-
 impl Context<'_> {
-    /// The first of these results that is not finite.
-    fn non_finite(&self, results: &[Watched]) -> Option<String> {
-        let bad = |result: &&Watched| {
-            let rows = 0..self.total(result.rows);
-            // SAFETY: called between barriers, when no one writes.
-            let view: View = unsafe { self.memory.values.view(result.place, rows.clone()) };
-            rows.into_iter().any(|row| view.row(row).iter().any(|value| !value.is_finite()))
-        };
-        results.iter().find(bad).map(|result| result.name.clone())
-    }
-}
-
-impl Context<'_> {
-    fn total(&self, rows: program::Rows) -> usize {
+    pub fn total(&self, rows: program::Rows) -> usize {
         match rows {
             program::Rows::Tokens => self.round.tokens.len(),
             program::Rows::Outputs => self.round.outputs.len(),

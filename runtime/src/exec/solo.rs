@@ -6,8 +6,9 @@
 //!
 //! Between two barriers (an *epoch*: light steps, then a divided one) workers are not ordered: one may still read what
 //! the last divided step wrote while another is at the next one. So values that are touched in one epoch lie apart;
-//! items, by which other rounds' values are laid out, are too short for that ([`solo_arena`]). New keys and values are stored by whoever computes the attention of their head and segment, before reading them.
-//! Worker 0's own memory is the shared one: what follows a round finds every value there.
+//! items, by which other rounds' values are laid out, are too short for that ([`solo_arena`]). New keys and values are
+//! stored by whoever computes the attention of their head and segment, before reading them. Worker 0's own memory is
+//! the shared one: what follows a round finds every value there.
 //!
 //! The bits are those of the other rounds: the same operators on the same operands. Not here: running (`run.rs`).
 
