@@ -16,6 +16,8 @@ use plan_format::arena::Arena;
 use plan_format::program::{Program, WeightRole};
 use plan_format::schedule::{Layout, Slots};
 use plan_format::{StateId, WeightId};
+use rayon::prelude::*;
+use std::borrow::Cow;
 use std::ops::Range;
 
 /// Addresses by index into the program's tables.
@@ -41,6 +43,8 @@ pub struct GpuMap {
 const ALIGNMENT_BYTES: u64 = 256;
 /// Rows that are brought into another order at once.
 const PIECE_ROWS: usize = 1024;
+/// Pieces that are brought into order by all cores, before they are uploaded.
+const PIECES_AT_ONCE: usize = 32;
 
 /// What memory is planned for.
 #[derive(Clone, Copy)]
@@ -206,13 +210,28 @@ impl Tenants<'_> {
             }
         }
         let large = map.weights.iter().enumerate().filter_map(|(index, weight)| Some((index, weight.as_ref()?)));
-        for (index, weight) in large {
-            for slice in 0..weight.shape.stack {
-                let to = weight.start.offset(slice as u64 * weight.stride_bytes);
-                upload_matrix(gpu, self.weights.file_matrix(WeightId(index as u32), slice), weight, to)?;
+        let pieces: Vec<Piece> =
+            large.flat_map(|(index, weight)| self.pieces(WeightId(index as u32), weight)).collect();
+        for batch in pieces.chunks(PIECES_AT_ONCE) {
+            let ready = batch.par_iter().map(Piece::bytes).collect::<Result<Vec<_>, Error>>()?;
+            for (piece, (offset, bytes)) in batch.iter().zip(&ready) {
+                gpu.upload(piece.to.offset(*offset), bytes)?;
             }
         }
         Ok(())
+    }
+
+    /// The pieces in which a weight is brought into its order and uploaded.
+    fn pieces<'a>(&'a self, id: WeightId, weight: &'a GpuWeight) -> impl Iterator<Item = Piece<'a>> {
+        let firsts = move || (0..weight.shape.rows).step_by(PIECE_ROWS);
+        (0..weight.shape.stack).flat_map(move |slice| {
+            let file = self.weights.file_matrix(id, slice);
+            let to = weight.start.offset(slice as u64 * weight.stride_bytes);
+            firsts().map(move |first| {
+                let rows = first..weight.shape.rows.min(first + PIECE_ROWS);
+                Piece { file, weight, rows, to }
+            })
+        })
     }
 }
 
@@ -342,30 +361,38 @@ pub fn matrix_bytes(shape: &WeightShape, layout: Layout) -> Result<u64, Error> {
     })
 }
 
-/// Brings a matrix from the file's order into its own, piece by piece, and uploads it.
-fn upload_matrix(gpu: &dyn Gpu, file: &[u8], weight: &GpuWeight, to: DevicePtr) -> Result<(), Error> {
-    let WeightShape { ty, rows, cols, .. } = weight.shape;
-    let row_bytes = ty.row_bytes(cols)?;
-    for first in (0..rows).step_by(PIECE_ROWS) {
-        let last = rows.min(first + PIECE_ROWS);
-        let source = &file[first * row_bytes..last * row_bytes];
-        match weight.layout {
-            Layout::Gguf => gpu.upload(to.offset((first * row_bytes) as u64), source)?,
+/// Some rows of a matrix on their way to the GPU.
+struct Piece<'a> {
+    /// The whole matrix as in the file.
+    file: &'a [u8],
+    weight: &'a GpuWeight,
+    rows: Range<usize>,
+    /// First byte of the matrix on the GPU.
+    to: DevicePtr,
+}
+
+impl Piece<'_> {
+    /// The rows in the order of the GPU, and where they begin in the matrix there.
+    fn bytes(&self) -> Result<(u64, Cow<'_, [u8]>), Error> {
+        let WeightShape { ty, rows, cols, .. } = self.weight.shape;
+        let (first, last) = (self.rows.start, self.rows.end);
+        let row_bytes = ty.row_bytes(cols)?;
+        let source = &self.file[first * row_bytes..last * row_bytes];
+        Ok(match self.weight.layout {
+            Layout::Gguf => ((first * row_bytes) as u64, Cow::Borrowed(source)),
             Layout::CpuPanel16 => {
                 let panel_bytes = packed_bytes(ty, 1, cols)?;
                 let range = first / 16..panels(last);
                 let mut packed = vec![0; range.len() * panel_bytes];
-                let at = to.offset((range.start * panel_bytes) as u64);
-                pack_panels(ty, file, rows, cols, range, &mut packed)?;
-                gpu.upload(at, &packed)?;
+                pack_panels(ty, self.file, rows, cols, range.clone(), &mut packed)?;
+                ((range.start * panel_bytes) as u64, Cow::Owned(packed))
             }
             Layout::GpuTiled => {
                 let tiled_bytes = GpuLayout::Tiled.row_bytes(ty, cols)?;
                 let mut tiled = vec![0; (last - first) * tiled_bytes];
                 tile_rows(ty, cols, source, &mut tiled)?;
-                gpu.upload(to.offset((first * tiled_bytes) as u64), &tiled)?;
+                ((first * tiled_bytes) as u64, Cow::Owned(tiled))
             }
-        }
+        })
     }
-    Ok(())
 }
