@@ -1,6 +1,7 @@
 //! What people read of a plan that was just made. Every figure comes from the plan or from what led to it.
 
 use crate::compile::{Planned, Reasons};
+use crate::measure::DISTURBANCE;
 use crate::place::ilp::{Integer, Proof};
 use crate::place::search::{Query, cross_check};
 use crate::place::summary;
@@ -41,6 +42,9 @@ fn decided(reasons: &Reasons, progress: &Progress, text: &mut String) {
     if query.budget.vram_bytes > 0 {
         progress.step("comparing with the integer program");
         integer_line(&query, reasons, text);
+    }
+    for note in reasons.profile.provenance.assumptions.iter().filter(|note| note.starts_with(DISTURBANCE)) {
+        let _ = writeln!(text, "{note}: `ats-plan profile` measures again");
     }
     let schedules = reasons.solved.parts.schedules.len();
     let cells = reasons.solved.parts.regimes.cells.len();

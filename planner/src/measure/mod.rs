@@ -46,8 +46,8 @@ pub type Watch<'a> = dyn FnMut(&str, f64) + Send + 'a;
 /// Spread of a figure's rounds above which others must have had the cores in some of them.
 const DISTURBED: f64 = 1.3;
 
-/// What a round takes: the median, or where rounds differ much the least disturbed tenth, since a profile is that of the
-/// machine without load. Loads are what a plan's regimes are for.
+/// What a round takes: the median, or where rounds differ much the least disturbed tenth, since a profile is that of
+/// the machine without load. Loads are what a plan's regimes are for.
 fn steady_us(timing: &Timing) -> f64 {
     if timing.high_us > DISTURBED * timing.low_us { timing.low_us } else { timing.median_us }
 }
