@@ -74,7 +74,7 @@ fn verdict(findings: &[Finding], timing: &str) -> Result<(), Failure> {
         return print(&format!("{timing}; all as the golden figures\n"));
     }
     let worse = findings.iter().filter(|finding| matches!(finding, Finding::Worse { .. })).count();
-    let error = anyhow!("{} of the plans are not the golden ones ({worse} figures worse); {timing}", findings.len());
+    let error = anyhow!("{} findings against the golden figures, {worse} of them worse; {timing}", findings.len());
     Err(Failure::failed(error).hint("if that is meant, run again with --accept REASON and commit the golden figures"))
 }
 
