@@ -153,28 +153,25 @@ impl Bpe {
         }
     }
 
+    /// An entry of the heap is a rank and a place: the pair is looked up again when its turn comes, and it is the one
+    /// that was meant if the rank is the same. Small entries make long pieces twice as fast.
     fn merge_with_heap(&self, symbols: &mut Vec<Symbol>) {
         let mut list = List::new(symbols);
-        let mut heap = BinaryHeap::with_capacity(symbols.len());
-        let propose = |heap: &mut BinaryHeap<_>, list: &List, left: usize| {
-            let Some(right) = list.next(left) else { return };
-            if let Some(merge) = self.pair(list.symbols[left], list.symbols[right]) {
-                heap.push(Reverse((merge.rank, left, list.symbols[left], list.symbols[right], merge.merged)));
-            }
+        let merge_at = |list: &List, left: usize| {
+            let right = list.next(left)?;
+            Some((self.pair(list.symbols[left], list.symbols[right])?, right))
         };
-        for left in 0..symbols.len() {
-            propose(&mut heap, &list, left);
-        }
-        while let Some(Reverse((_, left, left_symbol, right_symbol, merged))) = heap.pop() {
-            let Some(right) = list.next(left) else { continue };
-            if list.symbols[left] != left_symbol || list.symbols[right] != right_symbol {
-                continue;
-            }
-            list.join(left, right, merged);
-            if let Some(previous) = list.previous(left) {
-                propose(&mut heap, &list, previous);
-            }
-            propose(&mut heap, &list, left);
+        let entry = |list: &List, left: usize| {
+            let (merge, _) = merge_at(list, left)?;
+            Some(Reverse(u64::from(merge.rank) << 32 | left as u64))
+        };
+        let mut heap: BinaryHeap<_> = (0..symbols.len()).filter_map(|left| entry(&list, left)).collect();
+        while let Some(Reverse(next)) = heap.pop() {
+            let (rank, left) = ((next >> 32) as u32, (next & u64::from(u32::MAX)) as usize);
+            let Some((merge, right)) = merge_at(&list, left).filter(|(merge, _)| merge.rank == rank) else { continue };
+            list.join(left, right, merge.merged);
+            let neighbours = [list.previous(left), Some(left)].into_iter().flatten();
+            heap.extend(neighbours.filter_map(|left| entry(&list, left)));
         }
         *symbols = list.into_symbols();
     }
@@ -223,37 +220,37 @@ impl Numbers<'_> {
 struct List {
     symbols: Vec<Symbol>,
     /// Index of the next live symbol; the length at the end. Dead ones point at themselves.
-    next: Vec<usize>,
-    /// Index of the live symbol before; `usize::MAX` at the start.
-    previous: Vec<usize>,
+    next: Vec<u32>,
+    /// Index of the live symbol before; `u32::MAX` at the start.
+    previous: Vec<u32>,
 }
 
 impl List {
     fn new(symbols: &[Symbol]) -> List {
         List {
             symbols: symbols.to_vec(),
-            next: (1..=symbols.len()).collect(),
-            previous: (0..symbols.len()).map(|at| at.wrapping_sub(1)).collect(),
+            next: (1..=symbols.len() as u32).collect(),
+            previous: (0..symbols.len() as u32).map(|at| at.wrapping_sub(1)).collect(),
         }
     }
 
     fn next(&self, at: usize) -> Option<usize> {
-        let next = self.next[at];
+        let next = self.next[at] as usize;
         (next != at && next < self.symbols.len()).then_some(next)
     }
 
     fn previous(&self, at: usize) -> Option<usize> {
         let previous = self.previous[at];
-        (previous != usize::MAX).then_some(previous)
+        (previous != u32::MAX).then_some(previous as usize)
     }
 
     fn join(&mut self, left: usize, right: usize, merged: Symbol) {
         self.symbols[left] = merged;
         let after = self.next[right];
         self.next[left] = after;
-        self.next[right] = right;
-        if after < self.symbols.len() {
-            self.previous[after] = left;
+        self.next[right] = right as u32;
+        if let Some(previous) = self.previous.get_mut(after as usize) {
+            *previous = left as u32;
         }
     }
 
@@ -262,7 +259,7 @@ impl List {
         let mut at = 0;
         while at < self.symbols.len() {
             live.push(self.symbols[at]);
-            at = self.next[at];
+            at = self.next[at] as usize;
         }
         live
     }

@@ -42,7 +42,7 @@ struct Candidate {
     score: f32,
     left: u32,
     right: u32,
-    len: usize,
+    len: u32,
 }
 
 impl Eq for Candidate {}
@@ -193,39 +193,38 @@ impl<'a> Session<'a> {
     }
 
     fn merge_all(&mut self) {
-        for right in 1..self.symbols.len() as u32 {
-            self.propose(right - 1, right);
-        }
+        let mut first = std::mem::take(&mut self.heap).into_vec();
+        first.extend((1..self.symbols.len() as u32).filter_map(|right| self.candidate(right - 1, right)));
+        self.heap = first.into();
         while let Some(candidate) = self.heap.pop() {
             let left = self.symbols[candidate.left as usize];
             let right = self.symbols[candidate.right as usize];
-            if left.len == 0 || right.len == 0 || left.len + right.len != candidate.len {
+            if left.len == 0 || right.len == 0 || left.len + right.len != candidate.len as usize {
                 continue;
             }
             self.symbols[candidate.right as usize].len = 0;
-            self.symbols[candidate.left as usize].len = candidate.len;
+            self.symbols[candidate.left as usize].len = candidate.len as usize;
             self.symbols[candidate.left as usize].next = right.next;
             if right.next != NONE {
                 self.symbols[right.next as usize].previous = candidate.left;
             }
-            self.propose(left.previous, candidate.left);
-            self.propose(candidate.left, right.next);
+            self.heap.extend(self.candidate(left.previous, candidate.left));
+            self.heap.extend(self.candidate(candidate.left, right.next));
         }
     }
 
-    fn propose(&mut self, left: u32, right: u32) {
+    /// Two neighbours, if their joint text is a token.
+    fn candidate(&self, left: u32, right: u32) -> Option<Candidate> {
         if left == NONE || right == NONE {
-            return;
+            return None;
         }
         let start = self.symbols[left as usize].start;
         let len = self.symbols[left as usize].len + self.symbols[right as usize].len;
         if len > self.spm.longest_token_bytes {
-            return;
+            return None;
         }
-        if let Some(id) = self.vocab.find(&self.text[start..start + len]) {
-            let score = self.spm.scores[id.index()];
-            self.heap.push(Candidate { score, left, right, len });
-        }
+        let id = self.vocab.find(&self.text[start..start + len])?;
+        Some(Candidate { score: self.spm.scores[id.index()], left, right, len: len as u32 })
     }
 }
 
