@@ -165,6 +165,26 @@ fn plans_with_too_short_a_context_are_passed_over_or_refused() {
 }
 
 #[test]
+fn a_cache_that_cannot_be_written_is_named() {
+    let place = Place::new();
+    let flags = ["generate", text(&place.model), "--prompt", "a", "--max-tokens", "1"];
+    let in_file = place.write("file", b"").join("cache");
+    let outcome: Outcome =
+        command("ats-run", &in_file).args(flags).env("XDG_CACHE_HOME", &in_file).output().expect("starts").into();
+    outcome.fails(1, &["cannot write", "file/cache/ats", "hint:", "--plan"]);
+    for (cache, home) in [("", ""), ("relative", "relative")] {
+        let outcome: Outcome = command("ats-run", place.folder.path())
+            .args(flags)
+            .env("XDG_CACHE_HOME", cache)
+            .env("HOME", home)
+            .output()
+            .expect("starts")
+            .into();
+        outcome.fails(1, &["no cache folder is known", "XDG_CACHE_HOME", "--plan"]);
+    }
+}
+
+#[test]
 fn damaged_plans_are_refused() {
     let place = Place::new();
     place.compile(&[]).good();
@@ -241,6 +261,26 @@ fn nothing_is_written_over_what_is_read() {
     std::fs::copy(&place.model, &odd).expect("copies");
     run("ats-plan", place.folder.path(), &["compile", text(&odd)]).fails(2, &["written over", "--out"]);
     assert!(std::fs::read(&place.model).expect("reads") == before && std::fs::read(&odd).expect("reads") == before);
+}
+
+#[test]
+fn output_that_cannot_be_written_is_an_error() {
+    let place = Place::new();
+    place.compile(&[]).good();
+    let plan = place.path("model.atsplan");
+    let cases: [(&str, Vec<&str>); 4] = [
+        ("ats-plan", vec!["inspect", text(&plan)]),
+        ("ats-run", vec!["generate", text(&place.model), "--prompt", "a", "-n", "2"]),
+        ("ats-run", vec!["tokenize", text(&place.model)]),
+        ("ats-run", vec!["devices"]),
+    ];
+    for (program, arguments) in cases {
+        let full = std::fs::File::options().write(true).open("/dev/full").expect("opens");
+        let outcome = command(program, place.folder.path()).args(&arguments).stdout(full).output().expect("starts");
+        let outcome = Outcome::from(outcome);
+        outcome.fails(1, &["error: cannot write the output: No space left on device"]);
+        assert_eq!(outcome.stderr.matches("No space left").count(), 1, "{}", outcome.stderr);
+    }
 }
 
 #[test]
@@ -347,8 +387,10 @@ fn unwritable_places_are_named_and_leave_no_half_file() {
     let place = Place::new();
     let nowhere = place.path("no/such/folder/plan");
     place.compile(&["--out", text(&nowhere)]).fails(1, &["cannot write", "hint:"]);
-    let left: Vec<_> = std::fs::read_dir(place.folder.path()).expect("lists").flatten().collect();
-    assert_eq!(left.len(), 1, "only the model: {left:?}");
+    let mut left: Vec<_> =
+        std::fs::read_dir(place.folder.path()).expect("lists").flatten().map(|entry| entry.file_name()).collect();
+    left.sort_unstable();
+    assert_eq!(left, ["ats", "model.gguf"], "only the model and the machine's profile");
 }
 
 #[test]

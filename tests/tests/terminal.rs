@@ -77,6 +77,24 @@ impl Terminal {
         Terminal { keyboard, screen: receiver, seen: String::new(), child, folder }
     }
 
+    /// Types a line at the prompt.
+    #[track_caller]
+    fn enter(&mut self, line: &str) {
+        self.see("> ");
+        self.press(line);
+        self.press(ENTER);
+    }
+
+    /// Leaves at the prompt, as one does; the folder.
+    #[track_caller]
+    fn leave(mut self) -> tempfile::TempDir {
+        self.see("> ");
+        self.press(CTRL_D);
+        let (code, _, folder) = self.end();
+        assert_eq!(code, Some(0));
+        folder
+    }
+
     fn press(&mut self, keys: &str) {
         self.keyboard.write_all(keys.as_bytes()).expect("types");
     }
@@ -119,47 +137,35 @@ impl Terminal {
 fn a_conversation_ends_with_ctrl_d() {
     let mut terminal = Terminal::open(80);
     terminal.see("context 65536 tokens; /help lists the commands");
-    terminal.see("> ");
-    terminal.press("ax");
-    terminal.press(ENTER);
+    terminal.enter("ax");
     terminal.see("four\r\n");
     terminal.see("2 generated at");
     terminal.see("stop]");
-    terminal.see("> ");
-    terminal.press("/bogus");
-    terminal.press(ENTER);
+    terminal.enter("/bogus");
     terminal.see("error: `/bogus` is no command");
-    terminal.see("> ");
-    terminal.press(CTRL_D);
-    assert_eq!(terminal.end().0, Some(0));
+    terminal.leave();
 }
 
 #[test]
 fn lines_that_come_all_at_once_are_not_lost() {
     let mut terminal = Terminal::open(80);
-    terminal.see("> ");
-    terminal.press("ax\r/bogus\rbx\r");
+    terminal.enter("ax\r/bogus\rbx");
     terminal.see("four\r\n");
     terminal.see("`/bogus` is no command");
     terminal.see("four\r\n");
-    terminal.see("> ");
-    terminal.press(CTRL_D);
-    assert_eq!(terminal.end().0, Some(0));
+    terminal.leave();
 }
 
 #[test]
 fn ctrl_c_stops_an_answer_and_another_leaves() {
     let mut terminal = Terminal::open(80);
-    terminal.see("> ");
-    terminal.press("y\r");
+    terminal.enter("y");
     terminal.see("yesnoyes");
     terminal.press(CTRL_C);
     terminal.see("interrupted]");
-    terminal.see("> ");
-    terminal.press("x\r");
+    terminal.enter("x");
     terminal.see("four\r\n");
-    terminal.see("> ");
-    terminal.press("y\r");
+    terminal.enter("y");
     terminal.see("yesnoyes");
     terminal.press(CTRL_C);
     terminal.see("interrupted]");
@@ -176,8 +182,7 @@ fn ctrl_c_at_the_prompt_warns_first() {
     terminal.see("line");
     terminal.press(CTRL_C);
     terminal.see("Ctrl-C again leaves");
-    terminal.see("> ");
-    terminal.press("x\r");
+    terminal.enter("x");
     terminal.see("four\r\n");
     terminal.see("> ");
     terminal.press(CTRL_C);
@@ -190,12 +195,9 @@ fn ctrl_c_at_the_prompt_warns_first() {
 #[test]
 fn the_history_outlives_the_chat() {
     let mut terminal = Terminal::open(80);
-    terminal.see("> ");
-    terminal.press("remember x\r");
+    terminal.enter("remember x");
     terminal.see("four\r\n");
-    terminal.see("> ");
-    terminal.press(CTRL_D);
-    let (_, _, folder) = terminal.end();
+    let folder = terminal.leave();
     let model = folder.path().join("model.gguf");
     let mut terminal = Terminal::open_in(folder, &model, 80);
     terminal.see("> ");
@@ -203,9 +205,7 @@ fn the_history_outlives_the_chat() {
     terminal.see("remember x");
     terminal.press(ENTER);
     terminal.see("four\r\n");
-    terminal.see("> ");
-    terminal.press(CTRL_D);
-    assert_eq!(terminal.end().0, Some(0));
+    terminal.leave();
 }
 
 #[test]
@@ -223,10 +223,7 @@ fn wide_characters_and_several_lines_survive_a_narrow_window() {
     let file = terminal.folder.path().join("s.json");
     terminal.press(&format!("/save {}\r", file.display()));
     terminal.see("1 turn saved");
-    terminal.see("> ");
-    terminal.press(CTRL_D);
-    let (code, _, _folder) = terminal.end();
-    assert_eq!(code, Some(0));
+    let _folder = terminal.leave();
     let saved: serde_json::Value = serde_json::from_slice(&std::fs::read(file).expect("a file")).expect("JSON");
     assert_eq!(saved["messages"][0]["content"], format!("{wide}\n\u{1F638} x"));
 }
