@@ -5,6 +5,7 @@ use super::common::{ModelArgs, TraceArgs, exactness};
 use super::{Failure, bench_kernels};
 use crate::engine::{Engine, Overrides, Sequence, Wanted, isa_from_environment};
 use clap::{Args, ValueEnum};
+use device::clock::Clock;
 use kernels::cases::SPEED_TYPES;
 use kernels::cpu::Isa;
 use kernels::quant::WeightType;
@@ -59,6 +60,13 @@ pub enum Format {
     Csv,
 }
 
+impl BenchArgs {
+    /// The simulated machine that it runs on.
+    fn device(&self) -> Option<&str> {
+        self.model.as_ref()?.device.as_deref()
+    }
+}
+
 /// One test's result.
 struct Row {
     test: String,
@@ -95,7 +103,11 @@ pub fn run(args: &BenchArgs) -> Result<(), Failure> {
     let threads = engine.executor().team().threads();
     let isa = engine.executor().isa().name();
     let model = model.model.file_name().unwrap_or_default().to_string_lossy();
-    print(args.format, &rows, (&model, &format!("{threads} threads, {isa}")))
+    let how = match args.device() {
+        Some(device) => format!("{device}, calculated"),
+        None => format!("{threads} threads, {isa}"),
+    };
+    print(args.format, &rows, (&model, &how))
 }
 
 /// Measures and prints products.
@@ -147,7 +159,7 @@ fn switches(engine: &mut Engine) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Tokens per second of each repetition after a warm-up.
+/// Tokens per second of each repetition after a warm-up; on a simulated machine by its clock.
 fn measure(args: &BenchArgs, engine: &mut Engine, test: Test) -> Result<Vec<f64>, Failure> {
     let mut rates = Vec::new();
     for repetition in 0..=args.repetitions {
@@ -155,7 +167,8 @@ fn measure(args: &BenchArgs, engine: &mut Engine, test: Test) -> Result<Vec<f64>
         engine.feed(&mut sequence, &synthetic(engine.vocab(), 0, args.depth), Wanted::Nothing, &mut |_, _| ())?;
         let count = if test == Test::Prefill { args.prompt } else { args.generate };
         let tokens = synthetic(engine.vocab(), args.depth, count);
-        let start = Instant::now();
+        let (start, clock) = (Instant::now(), engine.simulated_clock());
+        let simulated_start = clock.as_ref().map(Clock::now);
         match test {
             Test::Prefill => engine.feed(&mut sequence, &tokens, Wanted::Last, &mut |_, _| ())?,
             Test::Decode => {
@@ -165,7 +178,9 @@ fn measure(args: &BenchArgs, engine: &mut Engine, test: Test) -> Result<Vec<f64>
             }
         }
         if repetition > 0 {
-            rates.push(count as f64 / start.elapsed().as_secs_f64());
+            let simulated =
+                clock.zip(simulated_start).map(|(clock, start)| clock.now().since(start).as_micros_f64() / 1e6);
+            rates.push(count as f64 / simulated.unwrap_or_else(|| start.elapsed().as_secs_f64()));
         }
     }
     Ok(rates)

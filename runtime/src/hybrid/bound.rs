@@ -72,10 +72,13 @@ pub enum Fill {
     Routed(Box<RoutedFill>),
 }
 
+/// Where the streamed weights of a run lie, and how many matrices there is room for.
+type Lies = Vec<(DevicePtr, usize)>;
+
 /// Operators made so far. Streamed weights are known by where they lie.
 #[derive(Default)]
 pub struct Made {
-    runs: HashMap<(Range<usize>, Vec<(DevicePtr, usize)>), Operators>,
+    runs: HashMap<(Range<usize>, Lies), Operators>,
     moves: Vec<(Side, Vec<Crossing>, Operators)>,
 }
 

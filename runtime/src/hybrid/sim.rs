@@ -307,6 +307,7 @@ impl SimRun {
         let context = Context { round, memory, states, weights, ropes, isa, precision, trace, solo };
         let mut worker = worker.lock().unwrap_or_else(PoisonError::into_inner);
         let (team, scratch) = &mut *worker;
+        let scratch = &*scratch;
         let failure = Mutex::new(None);
         team.run(|worker| {
             let mut scratch = scratch.lock().unwrap_or_else(PoisonError::into_inner);
