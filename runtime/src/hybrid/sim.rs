@@ -225,8 +225,8 @@ fn touches(ops: &Range<usize>, env: &OpEnv<'_>) -> Result<Vec<Touched>, Error> {
 }
 
 impl OpMaker for SimMaker {
-    /// What CUDA kernels would work in: the simulated GPU stands for one that runs those. The CPU's kernels work in host
-    /// memory.
+    /// What CUDA kernels would work in: the simulated GPU stands for one that runs those. The CPU's kernels work in
+    /// host memory.
     fn scratch_bytes(&self, program: &Program, sizes: &Sizes) -> Result<u64, Error> {
         cuda::scratch_bytes(program, sizes)
     }
