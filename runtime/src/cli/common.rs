@@ -44,7 +44,8 @@ impl ModelArgs {
     ) -> Result<Engine, Failure> {
         let context_tokens = context_tokens.map(|tokens| u32::try_from(tokens).unwrap_or(u32::MAX));
         let other_device = if self.force_device { OtherDevice::Accept } else { OtherDevice::Refuse };
-        let simulated = self.device.as_deref().map(SimulatedMachine::named).transpose()?;
+        let simulated = self.device.as_deref().map(SimulatedMachine::named).transpose();
+        let simulated = simulated.map_err(|error| Failure::usage(error.to_string()))?;
         let request = PlanRequest { plan: self.plan.clone(), context_tokens, exactness, other_device, simulated };
         let overrides = Overrides { pinned_schedule: self.pin_schedule, ..overrides };
         let engine = Engine::open(&self.model, &request, overrides)?;
