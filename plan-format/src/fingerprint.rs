@@ -90,8 +90,8 @@ pub fn of_model(model: &gguf::Model) -> Result<ModelFingerprint, gguf::GgufError
 /// Bytes that [`full_hash`] reads between two reports of how far it is.
 const PIECE_BYTES: usize = 64 << 20;
 
-/// BLAKE3 of every byte of the model's files, each preceded by its size: what the fingerprint's samples miss. `progress`
-/// is told the bytes read so far and in all.
+/// BLAKE3 of every byte of the model's files, each preceded by its size: what the fingerprint's samples miss.
+/// `progress` is told the bytes read so far and in all.
 pub fn full_hash(model: &gguf::Model, mut progress: impl FnMut(u64, u64)) -> [u8; 32] {
     let total: u64 = model.files().iter().map(|file| file.len_bytes).sum();
     let (mut hasher, mut done) = (blake3::Hasher::new(), 0);
