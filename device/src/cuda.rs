@@ -17,6 +17,6 @@ mod probe;
 pub use context::CudaOptions;
 pub use gpu::CudaGpu;
 pub use graph::CudaGraph;
-pub use module::{CudaTask, KernelLaunch, ModuleSource};
 pub use management::{driver_name, link_name, memory_free_bytes};
+pub use module::{CudaTask, KernelLaunch, ModuleSource};
 pub use probe::{CudaDriver, DRIVER_FUNCTIONS, GpuAbsence, GpuModel, probe};

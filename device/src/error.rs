@@ -107,7 +107,7 @@ pub enum DeviceError {
         reason: String,
     },
     /// There is no GPU to use.
-    #[error("{0}")]
+    #[error(transparent)]
     GpuAbsent(#[from] crate::cuda::GpuAbsence),
     /// A kernel does not load, or the driver refuses to launch it.
     #[error("kernel `{kernel}` of module `{module}`: {reason}; update the driver, or report it with this message")]

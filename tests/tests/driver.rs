@@ -80,7 +80,7 @@ fn a_plan_that_needs_the_gpu_is_refused_with_the_drivers_reason() {
     for stub in &STUBS {
         let driver = build(folder.path(), stub);
         let outcome = with_driver(folder.path(), Some(&driver), &generate);
-        outcome.fails(1, &[stub.says]);
+        outcome.fails(1, &[stub.says, "--vram 0"]);
     }
     // Without the plan the same program runs on the CPU, whatever the driver.
     let driver = folder.path().join("broken");

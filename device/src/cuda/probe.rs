@@ -10,7 +10,7 @@ const DRIVER_MIN: u32 = 12_040;
 const CAPABILITY_MIN: (u32, u32) = (8, 0);
 
 /// Every driver function that this crate calls; a driver without one of them is not used.
-pub const DRIVER_FUNCTIONS: [&str; 53] = [
+pub const DRIVER_FUNCTIONS: [&str; 57] = [
     "cuInit",
     "cuDriverGetVersion",
     "cuGetErrorName",
@@ -54,10 +54,14 @@ pub const DRIVER_FUNCTIONS: [&str; 53] = [
     "cuModuleLoadDataEx",
     "cuModuleGetFunction",
     "cuModuleUnload",
+    "cuModuleGetFunctionCount",
+    "cuModuleEnumerateFunctions",
+    "cuFuncLoad",
     "cuFuncSetAttribute",
     "cuLaunchKernel",
     "cuGraphInstantiateWithFlags",
     "cuGraphLaunch",
+    "cuGraphUpload",
     "cuGraphExecDestroy",
     "cuGraphDestroy",
     "cuLinkCreate_v2",
@@ -71,7 +75,7 @@ pub const DRIVER_FUNCTIONS: [&str; 53] = [
 #[non_exhaustive]
 pub enum GpuAbsence {
     /// The library cannot be opened.
-    #[error("no NVIDIA driver: libcuda.so.1 is not installed; everything runs on the CPU")]
+    #[error("no NVIDIA driver: libcuda.so.1 is not installed")]
     NoDriver,
     /// The library lacks a function.
     #[error("the NVIDIA driver lacks {symbol}; update it to 550 or later")]
@@ -239,6 +243,23 @@ mod tests {
         match probe() {
             Ok(driver) => assert!(driver.version >= DRIVER_MIN && !driver.devices.is_empty()),
             Err(absence) => assert_eq!(absence.to_string().lines().count(), 1),
+        }
+    }
+
+    #[test]
+    fn every_driver_function_that_is_called_by_name_is_looked_for_first() {
+        let sources = [
+            include_str!("context.rs"),
+            include_str!("gpu.rs"),
+            include_str!("graph.rs"),
+            include_str!("mapped.rs"),
+            include_str!("module.rs"),
+            include_str!("probe.rs"),
+        ];
+        for call in sources.iter().flat_map(|source| source.split("sys::").skip(1)) {
+            let name = call.split(|c: char| !c.is_alphanumeric() && c != '_').next().unwrap_or_default();
+            let is_call = name.starts_with("cu") && call[name.len()..].starts_with('(');
+            assert!(!is_call || DRIVER_FUNCTIONS.contains(&name), "{name}");
         }
     }
 

@@ -1,6 +1,6 @@
 //! The CUDA backend's pure half: PTX modules, weight layouts, and for every operator the launch that computes it.
 //!
-//! Kernels are `*.cu` beside this file (start with `common.cuh`); `cargo xtask ptx` makes `ptx/*.ptx.gz`, one module per
+//! Kernels are `*.cu` beside this file (start with `common.cuh`); `cargo xtask ptx` makes `ptx/*.ptx.gz`, a module per
 //! operator family and, where weights are read, per weight type and layout. The functions here only describe launches:
 //! which kernel of which module, on which grid, with which arguments. They touch no device. `device::cuda` loads
 //! modules and enqueues launches; `check.rs` runs the case tables over any machine that can do so.

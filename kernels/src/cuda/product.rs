@@ -237,9 +237,9 @@ fn skinny(parts: &[Part], x: &Activations, tokens: u32) -> Result<Launch, Kernel
         n_parts: parts.len() as u32,
         x_stride: x.stride,
     };
-    let kernel = match tokens {
-        ..=8 => "skinny8",
-        ..=16 => "skinny16",
+    let kernel = match tokens.div_ceil(8) {
+        0 | 1 => "skinny8",
+        2 => "skinny16",
         _ => "skinny32",
     };
     let grid = [row_blocks(parts, 16), 1, 1];

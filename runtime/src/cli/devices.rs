@@ -22,7 +22,7 @@ pub fn run() -> Result<(), Failure> {
 fn gpu_lines(found: Result<CudaDriver, GpuAbsence>) -> Vec<String> {
     let driver = match found {
         Ok(driver) => driver,
-        Err(absence) => return vec![format!("GPU  none: {absence}")],
+        Err(absence) => return vec![format!("GPU  none, everything runs on the CPU: {absence}")],
     };
     let line = |(ordinal, model): (usize, &device::cuda::GpuModel)| {
         let (major, minor) = model.capability;

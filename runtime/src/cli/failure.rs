@@ -27,6 +27,9 @@ impl From<Error> for Failure {
             Error::NotFinite { .. } => {
                 Some("the model file is damaged, or its weights overflow; try another file".into())
             }
+            Error::Device(device::DeviceError::GpuAbsent(_)) => {
+                Some("this plan needs the GPU; one without: ats-plan compile MODEL --vram 0".into())
+            }
             _ => None,
         };
         let failure = Failure::failed(error);
