@@ -169,6 +169,17 @@ pub trait GpuOp: Send + Sync {
     /// Puts the operator's kernels on the stream (CUDA), or computes its result (simulated: called by the stream's
     /// thread when its turn has come).
     fn run(&self, target: GpuTarget<'_>, args: LaunchArgs) -> Result<(), DeviceError>;
+
+    /// Whether [`GpuOp::settle`] has something to do. Cheap: asked after every round.
+    fn is_unsettled(&self) -> bool {
+        false
+    }
+
+    /// Called between rounds, when no stream waits for the host: the place for what a driver may do only once the
+    /// device is idle. Instantiating a graph behind a stream that waits for the host waits for ever.
+    fn settle(&self, _target: GpuTarget<'_>) -> Result<(), DeviceError> {
+        Ok(())
+    }
 }
 
 /// Where an operator runs.
@@ -275,6 +286,11 @@ pub trait Gpu: Send + Sync {
 
     /// Puts an operator on the stream.
     fn launch(&self, stream: StreamId, launch: &Launch) -> Result<(), DeviceError>;
+
+    /// Lets an operator do its work between rounds on a stream that waits for nobody.
+    fn settle(&self, _stream: StreamId, _op: &dyn GpuOp) -> Result<(), DeviceError> {
+        Ok(())
+    }
 
     /// Waits until the stream is empty. Not inside a round.
     fn synchronize(&self, stream: StreamId) -> Result<(), DeviceError>;

@@ -21,7 +21,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::DeviceError;
-use crate::gpu::{CopySource, DevicePtr, Epoch, EventId, FlagId, Gpu, Launch, StreamId, StreamKind};
+use crate::gpu::{CopySource, DevicePtr, Epoch, EventId, FlagId, Gpu, GpuOp, Launch, StreamId, StreamKind};
 
 /// A temporary place for promoted weights, by number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -125,6 +125,12 @@ impl Timeline {
     /// Queues an operator after all earlier ones.
     pub fn launch(&mut self, launch: &Launch) -> Result<(), DeviceError> {
         self.gpu.launch(self.compute, launch)
+    }
+
+    /// Lets an operator do its work between rounds. Errors: the GPU still waits for a CPU part.
+    pub fn settle(&mut self, op: &dyn GpuOp) -> Result<(), DeviceError> {
+        self.nobody_waits("settled")?;
+        self.gpu.settle(self.compute, op)
     }
 
     /// Queues the copies that fill a slot: they start once its last readers are done. Errors: the slot was filled and
@@ -240,10 +246,7 @@ impl Timeline {
 
     /// Waits until both streams are empty. Between rounds only. Errors: the CPU part of a ticket is still open.
     pub fn drain(&mut self) -> Result<(), DeviceError> {
-        if self.to_gpu.done != self.to_gpu.queued {
-            let what = format!("drained while the GPU waits for CPU part {}", self.to_gpu.done.next().0);
-            return Err(DeviceError::Timeline { what });
-        }
+        self.nobody_waits("drained")?;
         self.gpu.synchronize(self.compute)?;
         self.gpu.synchronize(self.transfer)
     }
@@ -258,6 +261,14 @@ impl Timeline {
         }
         // Readers whose release was never recorded are behind this.
         self.drain()
+    }
+
+    fn nobody_waits(&self, action: &str) -> Result<(), DeviceError> {
+        if self.to_gpu.done == self.to_gpu.queued {
+            return Ok(());
+        }
+        let what = format!("{action} while the GPU waits for CPU part {}", self.to_gpu.done.next().0);
+        Err(DeviceError::Timeline { what })
     }
 
     fn slot(&mut self, index: SlotIndex, allowed: &[SlotState], else_it_was: &str) -> Result<&mut Slot, DeviceError> {

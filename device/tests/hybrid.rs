@@ -297,6 +297,18 @@ fn cpu_parts_end_in_order_and_a_failed_round_can_be_abandoned() {
 }
 
 #[test]
+fn operators_settle_only_when_no_stream_waits_for_the_host() {
+    let gpu = sim(Faults::none());
+    let mut timeline = Timeline::new(gpu, 1, Duration::from_secs(60)).unwrap();
+    let op = LayerOp { weights: DevicePtr(0), x: DevicePtr(0) };
+    timeline.settle(&op).unwrap();
+    let ticket = timeline.gpu_waits_for_cpu().unwrap();
+    assert!(matches!(timeline.settle(&op), Err(DeviceError::Timeline { .. })));
+    timeline.cpu_done(ticket).unwrap();
+    timeline.settle(&op).unwrap();
+}
+
+#[test]
 fn a_failed_operator_loses_the_gpu_and_nobody_hangs() {
     for fail_launch in [0, 3, 11] {
         let gpu = sim(Faults { fail_launch: Some(fail_launch), ..Faults::jitter(fail_launch) });

@@ -13,8 +13,8 @@ use super::probe::{GpuModel, describe};
 use crate::DeviceError;
 use crate::clock::{Clock, Nanos};
 use crate::gpu::{
-    CopySource, DevicePtr, DeviceRegion, Epoch, EventId, FlagId, Gpu, GpuDescription, GpuMemory, GpuTarget, Launch,
-    MappedRegion, StreamId, StreamKind,
+    CopySource, DevicePtr, DeviceRegion, Epoch, EventId, FlagId, Gpu, GpuDescription, GpuMemory, GpuOp, GpuTarget,
+    Launch, MappedRegion, StreamId, StreamKind,
 };
 use crate::memory::HostRegion;
 
@@ -340,6 +340,10 @@ impl Gpu for CudaGpu {
     fn launch(&self, stream: StreamId, launch: &Launch) -> Result<(), DeviceError> {
         let task = self.task(stream)?;
         launch.op.run(GpuTarget::Cuda(&task), launch.args)
+    }
+
+    fn settle(&self, stream: StreamId, op: &dyn GpuOp) -> Result<(), DeviceError> {
+        op.settle(GpuTarget::Cuda(&self.task(stream)?))
     }
 
     fn synchronize(&self, stream: StreamId) -> Result<(), DeviceError> {

@@ -18,7 +18,8 @@ unsafe impl Send for CudaGraph {}
 unsafe impl Sync for CudaGraph {}
 
 impl CudaGraph {
-    /// Records what `work` puts on the stream. The stream is left as it was even if `work` fails.
+    /// Records what `work` puts on the stream, and takes what the graph needs on the device. The stream is left as it
+    /// was even if `work` fails. Must not be called while a stream waits for the host: the driver may wait for it.
     pub(super) fn capture(
         context: &Context,
         stream: sys::CUstream,
@@ -35,7 +36,10 @@ impl CudaGraph {
         // SAFETY: the graph was just made.
         let exec = unsafe { result::graph::instantiate(graph, sys::CUgraphInstantiate_flags(0)) };
         let exec = context.check("cuGraphInstantiateWithFlags", exec)?;
-        Ok(CudaGraph { graph, exec })
+        let graph = CudaGraph { graph, exec };
+        // SAFETY: both handles are live.
+        context.check("cuGraphUpload", unsafe { sys::cuGraphUpload(graph.exec, stream) }.result())?;
+        Ok(graph)
     }
 
     pub(super) fn launch(&self, context: &Context, stream: sys::CUstream) -> Result<(), DeviceError> {

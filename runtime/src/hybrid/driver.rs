@@ -355,6 +355,7 @@ impl Driver {
         if let Some((last, _)) = self.signals.back() {
             self.wait_for(turn, *last)?;
         }
+        self.settle(turn.schedule)?;
         if commands > 0 {
             self.ahead = Some(turn.schedule);
         }
@@ -362,6 +363,15 @@ impl Driver {
         self.gpu.host_worked(Nanos::from_micros_f64(f64::from(gap_us)));
         self.probe(turn)?;
         self.marks.collect(&*self.gpu, turn.trace, &mut self.sample)
+    }
+
+    /// Operators do what they must not do while a stream waits for the host.
+    fn settle(&mut self, schedule: usize) -> Result<(), Error> {
+        let operators = self.bound[schedule].operators.iter().flat_map(|operators| operators.iter());
+        for op in operators.chain(&self.prologue).filter(|op| op.is_unsettled()) {
+            self.timeline.settle(&**op)?;
+        }
+        Ok(())
     }
 
     /// Ends a round that failed. Errors: the GPU is lost.

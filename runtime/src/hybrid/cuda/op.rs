@@ -1,5 +1,6 @@
-//! A run of launches as one operator: enqueued one by one the first time, recorded as a graph when the same numbers of
-//! rows come again, replayed from then on. Next: `mod.rs`.
+//! A run of launches as one operator: enqueued one by one at first, recorded as a graph after the round in which the
+//! same numbers of rows came again, replayed from then on. Never recorded inside a round: the driver would wait there for
+//! a device that waits for the host. Next: `mod.rs`.
 
 use super::lower::Emit;
 use crate::hybrid::ops::RoundArgs;
@@ -8,7 +9,8 @@ use device::cuda::{CudaGraph, CudaTask, KernelLaunch};
 use device::gpu::{GpuOp, GpuTarget, LaunchArgs};
 use kernels::KernelError;
 use kernels::cuda::Launch;
-use std::sync::{Mutex, PoisonError};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// Graphs that a run keeps: decoding, verification batches, prefill, each in a few buckets of context.
 const GRAPHS_MAX: usize = 12;
@@ -26,7 +28,10 @@ pub enum Recording {
 
 /// What is known of a round's numbers.
 enum Known {
+    /// They came once.
     Seen,
+    /// They came again: to be recorded after the round.
+    Repeated,
     Recorded(CudaGraph),
 }
 
@@ -38,12 +43,13 @@ pub struct CudaOp {
     recording: Recording,
     /// Most recently met last.
     known: Mutex<Vec<(RoundArgs, Known)>>,
+    is_unsettled: AtomicBool,
 }
 
 impl CudaOp {
     /// An operator of what `emits` give. Contexts are rounded up to buckets, the last of which is `context_max`.
     pub fn new(name: String, emits: Vec<Emit>, context_max: u32, recording: Recording) -> CudaOp {
-        CudaOp { name, emits, context_max, recording, known: Mutex::default() }
+        CudaOp { name, emits, context_max, recording, known: Mutex::default(), is_unsettled: AtomicBool::new(false) }
     }
 
     /// The launches of a round.
@@ -81,6 +87,11 @@ impl CudaOp {
     }
 }
 
+/// A lock whose poison does not matter: a list of what may be forgotten.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 /// A launch as the device layer takes it.
 fn kernel(launch: &Launch) -> KernelLaunch<'_> {
     let Launch { module, kernel, grid, threads, shared_bytes, .. } = *launch;
@@ -102,27 +113,37 @@ impl GpuOp for CudaOp {
         if self.recording == Recording::Never {
             return self.enqueue_on(task, args);
         }
-        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut known = lock(&self.known);
         let place = known.iter().position(|(of, _)| *of == args);
         let entry = match place.map(|index| known.remove(index).1) {
-            None => {
-                self.enqueue_on(task, args)?;
-                Known::Seen
-            }
-            Some(Known::Seen) => {
-                let graph = task.record(|task| self.enqueue_on(task, args))?;
-                task.replay(&graph)?;
-                Known::Recorded(graph)
-            }
             Some(Known::Recorded(graph)) => {
                 task.replay(&graph)?;
                 Known::Recorded(graph)
             }
+            other => {
+                self.enqueue_on(task, args)?;
+                other.map_or(Known::Seen, |_| Known::Repeated)
+            }
         };
-        if known.len() == GRAPHS_MAX {
-            known.remove(0);
-        }
+        let is_settled = known.len() < GRAPHS_MAX && !matches!(entry, Known::Repeated);
+        self.is_unsettled.fetch_or(!is_settled, Ordering::Relaxed);
         known.push((args, entry));
+        Ok(())
+    }
+
+    fn is_unsettled(&self) -> bool {
+        self.is_unsettled.load(Ordering::Relaxed)
+    }
+
+    fn settle(&self, target: GpuTarget<'_>) -> Result<(), DeviceError> {
+        let GpuTarget::Cuda(task) = target else { return Ok(()) };
+        let mut known = lock(&self.known);
+        let surplus = known.len().saturating_sub(GRAPHS_MAX);
+        known.drain(..surplus);
+        for (args, entry) in known.iter_mut().filter(|(_, entry)| matches!(entry, Known::Repeated)) {
+            *entry = Known::Recorded(task.record(|task| self.enqueue_on(task, *args))?);
+        }
+        self.is_unsettled.store(false, Ordering::Relaxed);
         Ok(())
     }
 }
