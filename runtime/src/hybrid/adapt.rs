@@ -189,11 +189,14 @@ impl Adaptive {
             (is / was).max(was / is) - 1.0
         };
         let most = Resource::ALL.into_iter().max_by(|a, b| moved(a).total_cmp(&moved(b))).unwrap_or(Resource::Cpu);
+        let another_bucket = chosen.base != base;
+        if moved(&most) < MOVED_LEAST && !another_bucket {
+            return chosen.schedule;
+        }
         let Some(case) = self.costs.case_index(phase, context_tokens) else { return chosen.schedule };
         let expected_us = self.score(case, chosen.schedule);
         let waited_us = now.since(chosen.looked_at).as_micros_f64();
-        let another_bucket = chosen.base != base;
-        if (moved(&most) < MOVED_LEAST || waited_us < ROUNDS_BETWEEN * expected_us) && !another_bucket {
+        if waited_us < ROUNDS_BETWEEN * expected_us && !another_bucket {
             return chosen.schedule;
         }
         let mut best = (chosen.schedule, expected_us);
