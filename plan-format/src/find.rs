@@ -12,12 +12,19 @@ pub const EXTENSION: &str = "atsplan";
 pub const CACHE_FOLDER: &str = "ats";
 /// Ceilings of plans that are compiled unasked are multiples of this.
 pub const CEILING_STEP_MIB: u64 = 256;
+/// GPU memory that plans compiled unasked leave to others.
+pub const HEADROOM_MIB: u64 = 256;
 /// A cached ceiling is good enough from this share of what is free.
 const CEILING_PERCENT_LEAST: u64 = 90;
 
 /// The plan beside a model, given the path of its first shard.
 pub fn beside(first_shard: &Path) -> PathBuf {
     first_shard.with_extension(EXTENSION)
+}
+
+/// Ceiling of a plan that is compiled unasked where so much GPU memory is free.
+pub fn unasked_ceiling_mib(free_mib: u64) -> u64 {
+    free_mib.saturating_sub(HEADROOM_MIB) / CEILING_STEP_MIB * CEILING_STEP_MIB
 }
 
 /// What a cached plan's name says.
@@ -125,6 +132,13 @@ mod tests {
         assert_eq!(CacheName::parse(&name.file_name()), Some(name.clone()));
         for other in ["x.gguf", "a-b-1-2.atsplan", "", ".atsplan", "0123456789abcdef-d-06-1.atsplan"] {
             assert_eq!(CacheName::parse(other), None, "{other}");
+        }
+    }
+
+    #[test]
+    fn unasked_ceilings_leave_headroom_and_are_whole_steps() {
+        for (free, ceiling) in [(0, 0), (256, 0), (511, 0), (512, 256), (6143, 5632), (6144, 5888)] {
+            assert_eq!(unasked_ceiling_mib(free), ceiling, "{free}");
         }
     }
 

@@ -138,7 +138,7 @@ fn cached(model: &Model, here: &Here, request: &PlanRequest) -> Result<Plan, Err
     let context_tokens = request.context_tokens.unwrap_or(0).max(longest.min(DEFAULT_CONTEXT_TOKENS));
     let names = file_names(&folder);
     let names = names.iter().map(String::as_str);
-    let ceiling_mib = request.simulated.as_ref().map_or(0, SimulatedMachine::ceiling_mib);
+    let ceiling_mib = request.simulated.as_ref().map_or_else(|| free_ceiling_mib(here), SimulatedMachine::ceiling_mib);
     let ceiling = Ceiling::AtMost(ceiling_mib);
     if let Some(name) = find::best_cached(names, &here.model, &here.device, ceiling, context_tokens) {
         let path = folder.join(name);
@@ -155,12 +155,18 @@ fn cached(model: &Model, here: &Here, request: &PlanRequest) -> Result<Plan, Err
     let mut flags = vec!["--context".to_owned(), context_tokens.to_string()];
     if let Some(machine) = &request.simulated {
         flags.extend(["--device".to_owned(), machine.name()]);
-        if ceiling_mib > 0 {
-            flags.extend(["--vram".to_owned(), format!("{ceiling_mib}M")]);
-        }
+    }
+    if ceiling_mib > 0 {
+        flags.extend(["--vram".to_owned(), format!("{ceiling_mib}M")]);
     }
     compile(model, &path, &flags)?;
     read(&path)
+}
+
+/// Ceiling for what is free on this machine's GPU; 0 without one.
+fn free_ceiling_mib(here: &Here) -> u64 {
+    let gpu = here.device.gpu.as_ref();
+    gpu.and_then(|_| device::cuda::memory_free_bytes(0)).map_or(0, |bytes| find::unasked_ceiling_mib(bytes >> 20))
 }
 
 fn model_context(model: &Model) -> Result<u32, Error> {

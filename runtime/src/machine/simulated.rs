@@ -7,6 +7,7 @@ use crate::Error;
 use crate::hybrid::HandOver;
 use device::clock::Nanos;
 use device::sim::{LinkPoint, SimProfile};
+use plan_format::find;
 use plan_format::fingerprint::{DeviceFingerprint, SIMULATED};
 use serde_json::Value;
 
@@ -22,9 +23,6 @@ const PROFILES: [(&str, &str); 9] = [
     ("rtx4090-desktop", include_str!("../../../fixtures/devices/rtx4090-desktop.json")),
     ("rtx5090-desktop", include_str!("../../../fixtures/devices/rtx5090-desktop.json")),
 ];
-
-/// GPU memory that is left free where nobody says otherwise, as `ats-plan` leaves it.
-const HEADROOM_MIB: u64 = 256;
 
 /// A simulated machine.
 #[derive(Clone, Debug, PartialEq)]
@@ -62,7 +60,7 @@ impl SimulatedMachine {
 
     /// Ceiling of GPU memory of plans that are made unasked.
     pub fn ceiling_mib(&self) -> u64 {
-        self.free_mib.saturating_sub(HEADROOM_MIB) / HEADROOM_MIB * HEADROOM_MIB
+        find::unasked_ceiling_mib(self.free_mib)
     }
 }
 
