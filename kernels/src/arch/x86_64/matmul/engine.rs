@@ -46,7 +46,8 @@ pub(crate) trait Engine {
 }
 
 /// Makes `$engine` an [`Engine`] over the operations `$simd`, compiled with `$features`, `$parts` vectors a tile
-/// (`$d_parts` and `$pd_parts`, one panel, where weights are unpacked in registers). `unpacked` is the form of codes in buffers. Lists of tile sizes fall and end with 1.
+/// (`$d_parts` and `$pd_parts`, one panel, where weights are unpacked in registers). `unpacked` is the form of codes
+/// in buffers. Lists of tile sizes fall and end with 1.
 macro_rules! engine {
     ($engine:ident, $simd:ty, $features:literal, parts: $parts:literal, unpacked: $form:ident,
      direct: $d_parts:literal [$($d:literal)*], tile: [$($t:literal)*],
