@@ -7,12 +7,13 @@ use crate::place::search::SearchError;
 use crate::regime::{Grid, SolveError};
 use clap::Args;
 use gguf::Model;
-use plan_format::artifact::{KvType, Options};
+use plan_format::artifact::{KvType, Options, Plan};
 use plan_format::fingerprint::{ModelFingerprint, full_hash, of_model};
 use plan_format::program::Program;
 use plan_format::text::bytes_text;
 use plan_format::{find, sections};
 use shared_cli::Failure;
+use shared_cli::gpu_code;
 use shared_cli::machine::{Machine, this_machine};
 use shared_cli::output::{Progress, print, refuse_inputs, write_whole};
 use std::path::PathBuf;
@@ -44,6 +45,7 @@ pub fn run(args: &CompileArgs) -> Result<(), Failure> {
         true => exact(&args.plan, &progress)?,
         false => decided(&args.plan, &progress)?,
     };
+    store_code(&mut planned.plan, &progress)?;
     let out = args.out.clone().unwrap_or_else(|| out_path(&args.plan, &model));
     refuse_inputs(&out, model.files().iter().map(|file| file.path.as_path()))?;
     if args.full_hash {
@@ -55,6 +57,20 @@ pub fn run(args: &CompileArgs) -> Result<(), Failure> {
     let text = output::summary(&planned, &out, &progress);
     drop(progress);
     print(&text)
+}
+
+/// Has this machine's GPU driver compile the kernels of a plan for it, so that the first run compiles nothing.
+fn store_code(plan: &mut Plan, progress: &Progress) -> Result<(), Failure> {
+    if plan.origin.options.vram_bytes == 0 || this_machine().map_err(Failure::failed)?.fingerprint != plan.origin.device
+    {
+        return Ok(());
+    }
+    let Some(gpu) = crate::measure::cuda::open().map_err(Failure::failed)? else { return Ok(()) };
+    let modules = gpu_code::modules(&plan.program);
+    progress.step(format!("compiling {} modules of GPU kernels", modules.len()));
+    let threads = std::thread::available_parallelism().map_or(1, |threads| threads.get());
+    plan.code = gpu_code::machine_code(&gpu, &modules, threads).map_err(Failure::failed)?;
+    Ok(())
 }
 
 /// Beside the model's first shard.
