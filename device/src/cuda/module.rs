@@ -211,8 +211,8 @@ fn load_image(name: &str, image: &[u8]) -> Result<sys::CUmodule, DeviceError> {
     Ok(module)
 }
 
-/// Loads all kernels of a module now. Left to itself the driver loads each at its first launch, and for that it may wait
-/// until the device is idle: a launch behind a stream that waits for the host would then wait for ever.
+/// Loads all kernels of a module now. Left to itself the driver loads each at its first launch, and for that it may
+/// wait until the device is idle: a launch behind a stream that waits for the host would then wait for ever.
 fn load_functions(module: sys::CUmodule) -> Result<(), DriverError> {
     let mut count = 0;
     // SAFETY: the module is loaded; the list has room for as many functions as the driver counts in it.

@@ -1,6 +1,6 @@
 //! A run of launches as one operator: enqueued one by one at first, recorded as a graph after the round in which the
-//! same numbers of rows came again, replayed from then on. Never recorded inside a round: the driver would wait there for
-//! a device that waits for the host. Next: `mod.rs`.
+//! same numbers of rows came again, replayed from then on. Never recorded inside a round: the driver would wait there
+//! for a device that waits for the host. Next: `mod.rs`.
 
 use super::lower::Emit;
 use crate::hybrid::ops::RoundArgs;
