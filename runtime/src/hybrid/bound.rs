@@ -183,22 +183,24 @@ impl<'a> Binder<'a> {
         Move { from, to, rows, stride, groups, group_stride, width }
     }
 
-    /// Where the weights of a promoted item lie in a slot, in a round of so many tokens: whole if the slot holds them,
-    /// else of stacks of experts as many as the round may choose. Errors: they do not fit.
+    /// Where the weights of a promoted item lie in a slot, in a round of so many tokens. Of stacks of experts as many as
+    /// the round may choose, where those are fewer than there are or the slot holds no more; else everything.
+    /// Errors: they do not fit.
     fn streamed(&self, promotion: &Promotion, tokens: usize) -> Result<Vec<(WeightId, GpuWeight)>, Error> {
         let (item, slot) = (promotion.item.index(), self.slots.slots[promotion.slot.index()]);
-        let (whole, needed_bytes) = self.placed(item, slot.offset_bytes, None)?;
-        if needed_bytes <= slot.size_bytes.next_multiple_of(256) {
+        let slot_bytes = slot.size_bytes.next_multiple_of(256);
+        let (whole, whole_bytes) = self.placed(item, slot.offset_bytes, None)?;
+        let chosen = chosen(self.program, item) * tokens;
+        let experts = whole.iter().map(|(_, place)| place.shape.stack).max().unwrap_or(0);
+        if whole_bytes <= slot_bytes && !is_few(chosen, experts) {
             return Ok(whole);
         }
-        let chosen = ids(self.program, item).map_or(0, |ids| ids.cols as usize);
-        let (routed, least_bytes) = self.placed(item, slot.offset_bytes, Some(chosen * tokens))?;
-        let fits = chosen > 0 && least_bytes <= slot.size_bytes.next_multiple_of(256);
-        if fits && self.table(item).is_some() {
+        let (routed, routed_bytes) = self.placed(item, slot.offset_bytes, Some(chosen))?;
+        if chosen > 0 && routed_bytes <= slot_bytes && self.table(item).is_some() {
             return Ok(routed);
         }
-        let (item, slot_bytes) = (self.program.items[item].name.clone(), slot.size_bytes);
-        Err(Error::SlotTooSmall { item, needed_bytes: needed_bytes.min(least_bytes), slot_bytes })
+        let item = self.program.items[item].name.clone();
+        Err(Error::SlotTooSmall { item, needed_bytes: whole_bytes.min(routed_bytes), slot_bytes: slot.size_bytes })
     }
 
     /// The weights of an item one after the other in a slot, and where they end. With `experts`, stacks have room for
@@ -323,8 +325,19 @@ pub fn ids(program: &Program, item: usize) -> Option<View> {
     })
 }
 
+/// Experts of an item that a token chooses; 0 for items without.
+pub fn chosen(program: &Program, item: usize) -> usize {
+    ids(program, item).map_or(0, |ids| ids.cols as usize)
+}
+
+/// Whether a round that chooses so many experts, possibly the same ones, should stream those alone. Else nearly all come,
+/// and waiting for the router would only delay them.
+pub fn is_few(chosen: usize, experts: usize) -> bool {
+    (1..experts).contains(&chosen)
+}
+
 /// Most tokens of a round of a phase.
-fn phase_tokens(phase: Phase) -> usize {
+pub fn phase_tokens(phase: Phase) -> usize {
     match phase {
         Phase::Decode => 1,
         Phase::Verify { tokens } => tokens as usize,

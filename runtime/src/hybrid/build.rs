@@ -2,7 +2,7 @@
 //! Next: `memory.rs`, `bound.rs`.
 
 use super::adapt::{Adaptive, Sample, Switch};
-use super::bound::{Binder, Made, ids};
+use super::bound::{Binder, Made, chosen, is_few, phase_tokens};
 use super::choose::{Table, context_of};
 use super::crossings::{ItemAccess, ops};
 use super::driver::{Driver, HandOver, Parts, Turn};
@@ -20,7 +20,7 @@ use device::DeviceError;
 use device::gpu::{Gpu, GpuOp};
 use device::timeline::Timeline;
 use plan_format::artifact::Plan;
-use plan_format::schedule::Home;
+use plan_format::schedule::{Home, Promotion, Schedule};
 use std::ops::Range;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -194,20 +194,24 @@ fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
 }
 
-/// Experts of an item whose stacks some slot does not hold whole: only chosen ones are streamed there.
+/// Experts of an item of which some schedule streams only the chosen ones: a round of few tokens, or a slot that does not
+/// hold the stacks.
 fn chosen_experts(plan: &Plan, weights: &WeightStore, maker: &dyn OpMaker, item: usize) -> Option<usize> {
-    let ids = ids(&plan.program, item)?;
-    let promoted = plan.schedules.iter().flat_map(|schedule| &schedule.promotions);
-    let mut slots = promoted.filter(|promotion| promotion.item.index() == item).map(|promotion| promotion.slot);
+    let chosen = chosen(&plan.program, item);
     let shapes = plan.program.items[item].weights.iter().map(|&weight| weights.shape(weight));
+    let experts = shapes.clone().map(|shape| shape.stack).max().unwrap_or(0);
     let bytes = |shape: WeightShape| {
         let matrix = matrix_bytes(&shape, maker.slot_layout(&shape)).unwrap_or(u64::MAX >> 16);
         (matrix * shape.stack as u64).next_multiple_of(256)
     };
-    let whole: u64 = shapes.clone().map(bytes).sum();
-    let some_is_small = slots.any(|slot| plan.slots.slots[slot.index()].size_bytes.next_multiple_of(256) < whole);
-    let experts = shapes.map(|shape| shape.stack).max().unwrap_or(0);
-    (some_is_small && ids.cols > 0).then_some(experts)
+    let whole: u64 = shapes.map(bytes).sum();
+    let slot_bytes = |promotion: &Promotion| plan.slots.slots[promotion.slot.index()].size_bytes.next_multiple_of(256);
+    let streams_chosen = |schedule: &Schedule| {
+        let is_few = is_few(chosen * phase_tokens(schedule.phase), experts);
+        let mut here = schedule.promotions.iter().filter(|promotion| promotion.item.index() == item);
+        here.any(|promotion| is_few || slot_bytes(promotion) < whole)
+    };
+    (chosen > 0 && plan.schedules.iter().any(streams_chosen)).then_some(experts)
 }
 
 /// Size of all tables of experts, and each one's offset.
