@@ -3,7 +3,8 @@
 //!
 //! A sweep builds candidates: walk the round and let the link earn *credit* while processors work; a unit is promoted
 //! when the credit pays for its transfer. The exchange rate of credit spans the candidates from timid to everything.
-//! Then a local search toggles units while that helps. All in a fixed order: same task, same answer.
+//! Then a local search toggles units while that helps; few units are tried in all combinations instead. All in a fixed
+//! order: same task, same answer.
 
 use super::paper::{Indicator, Side, TransferItem, schedule};
 use super::task::{Answer, Method, Task};
@@ -33,6 +34,9 @@ impl Effort {
     pub const QUICK: Effort = Effort { teams: 1, rates: 5, local_evaluations: 0, starts: 1 };
 }
 
+/// Promotable items up to which a full search tries all sets: no more work than its local search.
+const EXHAUSTIVE_ITEMS: usize = 8;
+
 /// Exchange rates of credit, the most useful first; infinity promotes everything.
 const RATES: [f64; 13] = [1.0, f64::INFINITY, 0.8, 1.25, 0.6, 1.6, 2.5, 0.9, 1.1, 0.7, 2.0, 4.0, 0.45];
 
@@ -53,7 +57,10 @@ pub fn solve(task: &Task<'_>, effort: Effort, hints: &[(usize, Vec<u32>)]) -> An
             let legal: Vec<u32> = promoted.iter().copied().filter(|&i| task.is_promotable(i as usize)).collect();
             search.consider(*team, legal, Method::Pipelined);
         }
-        search.improve(&promotable, effort);
+        match effort.local_evaluations >= Effort::FULL.local_evaluations && promotable.len() <= EXHAUSTIVE_ITEMS {
+            true => search.try_all(&teams, &promotable),
+            false => search.improve(&promotable, effort),
+        }
     }
     // There is a team, and nothing promoted was considered.
     search.best.unwrap_or(Answer { team: 0, promoted: Vec::new(), round_us: f64::INFINITY, method: Method::Static })
@@ -124,6 +131,17 @@ impl Search<'_, '_> {
             let units: Vec<Unit> = singles.iter().filter(of_kind).cloned().collect();
             for &rate in rates.iter().take(rates.len() / 2) {
                 self.consider(team, credit_walk(self.task, team, &units, rate), Method::Pipelined);
+            }
+        }
+    }
+
+    /// All sets of promotions with all teams.
+    fn try_all(&mut self, teams: &[usize], promotable: &[u32]) {
+        for bits in 1..1u32 << promotable.len() {
+            let chosen = (0..promotable.len()).filter(|index| bits >> index & 1 == 1);
+            let promoted: Vec<u32> = chosen.map(|index| promotable[index]).collect();
+            for &team in teams {
+                self.consider(team, promoted.clone(), Method::Pipelined);
             }
         }
     }
