@@ -62,16 +62,22 @@ fn what_a_model_lacks_in_a_profile_is_added_and_what_is_there_stays() {
 
 #[test]
 fn the_shapes_of_a_model_become_points() {
-    let program = common::lowered("qwen3");
+    let program = common::lowered("qwen3moe");
     let shapes = shapes(&program);
     assert!(shapes.len() > 1 && shapes.is_sorted(), "{shapes:?}");
     let mut profile = machine(&needs(&program, KvType::F16), GLANCE, &mut |_, _| {}).unwrap();
     add_points(&mut profile, &shapes, GLANCE, &mut |_, _| {}).unwrap();
     for shape in &shapes {
-        let of_shape = profile.points.iter().filter(|p| (p.rows, p.columns) == (shape.rows, shape.columns));
-        let tokens: Vec<u32> = of_shape.filter(|p| p.weight_type == shape.weight_type).map(|p| p.tokens).collect();
-        assert!(tokens.starts_with(&[1, 2, 4]) && tokens.is_sorted(), "{shape:?}: {tokens:?}");
+        let of_shape = profile.points.iter().filter(|p| {
+            (p.operator, p.rows, p.columns) == (shape.operator, shape.rows, shape.columns)
+                && p.weight_type == shape.weight_type
+        });
+        let tokens: Vec<u32> = of_shape.map(|p| p.tokens).collect();
+        assert!(tokens == shape.tokens() && tokens.starts_with(&[1, 2]), "{shape:?}: {tokens:?}");
     }
+    let experts = shapes.iter().filter(|shape| shape.operator == Operator::ExpertMatmul);
+    // Gate and up, and down.
+    assert!(experts.clone().count() >= 2, "{shapes:?}");
     assert!(profile.points.iter().all(|p| p.backend == Backend::Cpu && p.time_us > 0.0));
     assert_eq!(Profile::from_json(&profile.to_json()).unwrap(), profile);
 }

@@ -29,7 +29,17 @@ fn the_committed_profiles_are_those_of_the_table() {
 
 fn key<'a>(tokens: f64, threads: u16) -> Key<'a> {
     let (backend, operator) = (Backend::Cpu, Operator::Matmul);
-    Key { backend, operator, weight_type: "Q4_K", rows: 4096, columns: 4096, bytes: 9_437_184.0, tokens, threads }
+    Key {
+        backend,
+        operator,
+        weight_type: "Q4_K",
+        rows: 4096,
+        columns: 4096,
+        bytes: 9_437_184.0,
+        matrices: 1.0,
+        tokens,
+        threads,
+    }
 }
 
 fn point(tokens: u32, time_us: f64) -> Point {
@@ -48,6 +58,19 @@ fn an_exact_point_goes_before_neighbours_and_those_before_curves() {
     assert_ne!(by_curve, 2000.0);
     // Not bracketed: the curve answers.
     assert_eq!(profile.time_us(&key(8.0, 8)).unwrap(), laptop().time_us(&key(8.0, 8)).unwrap());
+}
+
+#[test]
+fn a_point_of_an_expert_counts_for_each_expert_that_is_touched() {
+    let mut profile = laptop();
+    let expert = |tokens, time_us| Point { operator: Operator::ExpertMatmul, ..point(tokens, time_us) };
+    profile.points = vec![point(1, 7.0), expert(1, 100.0), expert(4, 200.0)];
+    let time_us = |matrices: f64, tokens| {
+        let bytes = matrices * 9_437_184.0;
+        profile.time_us(&Key { operator: Operator::ExpertMatmul, bytes, matrices, ..key(tokens, 8) }).unwrap()
+    };
+    assert_eq!((time_us(1.0, 1.0), time_us(8.0, 1.0), time_us(2.5, 4.0)), (100.0, 800.0, 500.0));
+    assert!((time_us(3.0, 2.0) - 300.0 * 2.0_f64.sqrt()).abs() < 1e-9);
 }
 
 #[test]
@@ -78,7 +101,7 @@ fn what_was_not_measured_is_refused_by_name() {
 #[test]
 fn absurd_profiles_are_refused_by_the_name_of_the_field() {
     type Change = fn(&mut Profile);
-    let cases: [(Change, &str); 12] = [
+    let cases: [(Change, &str); 14] = [
         (|p| p.memory.total_mib = 0, "memory.total_mib = 0"),
         (|p| p.memory.available_mib = 99_999_999, "memory.available_mib = 99999999"),
         (|p| p.memory.read_gb_per_s = -1.0, "memory.read_gb_per_s = -1"),
@@ -91,6 +114,8 @@ fn absurd_profiles_are_refused_by_the_name_of_the_field() {
         (|p| p.gpu.as_mut().unwrap().host_to_device.clear(), "gpu.host_to_device = []"),
         (|p| p.curves[3].tokens.swap(0, 1), "curves[3].tokens"),
         (|p| p.curves[0].gb_per_s[0] = 0.0, "curves[0].gb_per_s = 0"),
+        (|p| p.points = vec![point(1, 5.0), point(0, 5.0)], "points[1].tokens, rows, columns = 0, 4096 and 4096"),
+        (|p| p.points = vec![point(1, 0.0)], "points[0].time_us = 0"),
     ];
     for (change, expected) in cases {
         let mut profile = laptop();

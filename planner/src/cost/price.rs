@@ -322,6 +322,7 @@ impl Pricer<'_> {
             rows: work.rows,
             columns: work.columns,
             bytes: work.bytes,
+            matrices: work.matrices,
             tokens: work.tokens,
             threads,
         })?;

@@ -32,6 +32,8 @@ pub(super) struct Work {
     pub rows: u64,
     pub columns: u64,
     pub bytes: f64,
+    /// Matrices of this shape that are read.
+    pub matrices: f64,
     pub tokens: f64,
 }
 
@@ -97,6 +99,7 @@ fn product(program: &Program, weight: WeightId, tokens: f64) -> Work {
         rows: tensor.rows() * tensor.dims[2],
         columns: tensor.cols(),
         bytes: tensor.size_bytes as f64,
+        matrices: 1.0,
         tokens,
     }
 }
@@ -111,6 +114,7 @@ fn experts(program: &Program, weight: WeightId, chosen: u32, round: &Round) -> W
         rows: tensor.rows(),
         columns: tensor.cols(),
         bytes: tensor.size_bytes as f64 / count as f64 * distinct,
+        matrices: distinct,
         tokens: f64::from(round.tokens) * f64::from(chosen) / distinct,
     }
 }
@@ -140,6 +144,7 @@ fn attend(program: &Program, cache: StateId, attention: &Attention, round: &Roun
         rows: 0,
         columns: 0,
         bytes: visible_tokens(attention.mask, round) * (row_elements * round.kv_type.bytes()) as f64,
+        matrices: 1.0,
         tokens: f64::from(round.tokens) * group,
     }
 }
@@ -157,6 +162,7 @@ fn recur(program: &Program, state: StateId, round: &Round) -> Work {
         rows: 0,
         columns: 0,
         bytes: elements as f64 * 4.0,
+        matrices: 1.0,
         tokens: f64::from(round.tokens),
     }
 }
@@ -164,7 +170,15 @@ fn recur(program: &Program, state: StateId, round: &Round) -> Work {
 fn elementwise(program: &Program, kind: &OpKind, round: &Round) -> Work {
     let touched = kind.reads().chain(kind.writes());
     let bytes: u64 = touched.map(|columns| round.column_bytes(program, &columns)).sum();
-    Work { operator: Operator::Elementwise, weight_type: "F32", rows: 0, columns: 0, bytes: bytes as f64, tokens: 1.0 }
+    Work {
+        operator: Operator::Elementwise,
+        weight_type: "F32",
+        rows: 0,
+        columns: 0,
+        bytes: bytes as f64,
+        matrices: 1.0,
+        tokens: 1.0,
+    }
 }
 
 /// How an item's weights would be streamed in a round.

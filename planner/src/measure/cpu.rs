@@ -2,7 +2,7 @@
 
 use super::attention::{CacheElement, attention_gb_per_s};
 use super::buffer::Buffer;
-use super::figures::{Needs, POINT_TOKENS, Pace, Shape, last_point, missing, teams, timed_teams};
+use super::figures::{Needs, Pace, Shape, last_point, missing, teams, timed_teams};
 use super::products::{ProductCase, weight_type};
 use super::rows::{DELTA_BYTES, delta_us, elementwise_gb_per_s};
 use super::{MeasureError, Watch, steady_us};
@@ -68,11 +68,12 @@ pub fn add_points(
     watch: &mut Watch<'_>,
 ) -> Result<(), MeasureError> {
     apart(|| {
-        let figures = shapes.len() * POINT_TOKENS.len();
+        let figures = shapes.iter().map(|shape| shape.tokens().len()).sum();
         let mut lab = Lab::new(&Topology::of_this_process()?, full_team(profile), pace, figures)?;
         for (index, shape) in shapes.iter().enumerate() {
-            for tokens in POINT_TOKENS {
-                let what = format!("{} {}x{}, {tokens} tokens", shape.weight_type, shape.rows, shape.columns);
+            let of = if shape.operator == Operator::ExpertMatmul { " of an expert" } else { "" };
+            for &tokens in shape.tokens() {
+                let what = format!("{} {}x{}{of}, {tokens} tokens", shape.weight_type, shape.rows, shape.columns);
                 watch(&what, index as f64 / shapes.len() as f64);
                 profile.points.push(lab.point(shape, tokens)?);
             }
@@ -219,12 +220,20 @@ fn curves(
             taken += f64::from(lab.team.pressure().mean_share);
         }
     }
+    profile.memory.read_gb_per_s = proven_read_gb_per_s(profile);
     let taken = taken / (missing.len() * teams.len()) as f64;
     if taken > BUSY {
         let note = format!("{DISTURBANCE} {:.0} % of the CPU time of the teams that were timed", 100.0 * taken);
         profile.provenance.assumptions.push(note);
     }
     Ok(())
+}
+
+/// What memory delivers at least. Products rotate through more weights than caches hold: one that is faster than the
+/// plain read was says that others disturbed that.
+fn proven_read_gb_per_s(profile: &Profile) -> f64 {
+    let products = profile.curves.iter().filter(|c| (c.backend, c.operator) == (Backend::Cpu, Operator::Matmul));
+    products.flat_map(|curve| curve.gb_per_s.first()).fold(profile.memory.read_gb_per_s, |most, &rate| most.max(rate))
 }
 
 /// Memory to rotate through: several times what the caches hold, but no more than a quarter of what is available.
@@ -313,7 +322,7 @@ impl Lab {
         let time_us = case.time_us(&mut self.team, &self.buffer, effort)?;
         Ok(Point {
             backend: Backend::Cpu,
-            operator: Operator::Matmul,
+            operator: shape.operator,
             weight_type: shape.weight_type.to_owned(),
             rows: shape.rows,
             columns: shape.columns,

@@ -2,6 +2,7 @@
 
 use crate::profile::{Backend, Curve, Operator, Profile};
 use device::probe::Effort;
+use plan_format::WeightId;
 use plan_format::program::{OpKind, Program};
 use std::time::Duration;
 
@@ -71,7 +72,9 @@ impl Pace {
 }
 
 /// Tokens of measured points; above 64 on a slice of rows.
-pub const POINT_TOKENS: [u32; 9] = [1, 2, 4, 8, 16, 64, 256, 1024, 4096];
+const POINT_TOKENS: [u32; 9] = [1, 2, 4, 8, 16, 64, 256, 1024, 4096];
+/// Tokens of one expert: a ubatch is spread over them.
+const EXPERT_POINT_TOKENS: [u32; 6] = [1, 2, 8, 64, 256, 1024];
 
 /// Where a curve must reach: the largest ubatch, with as many query heads per key head as any model has.
 pub fn last_point(operator: Operator) -> u32 {
@@ -100,6 +103,8 @@ pub fn timed_teams(threads_at_most: u16) -> Vec<u16> {
 /// A weight's shape in a model, to be timed as it is.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Shape {
+    /// Dense, or one expert.
+    pub operator: Operator,
     /// ggml type.
     pub weight_type: &'static str,
     /// Outputs.
@@ -108,18 +113,27 @@ pub struct Shape {
     pub columns: u64,
 }
 
-/// Shapes of a program's dense products, each once, in order.
+impl Shape {
+    /// Tokens at which it is timed.
+    pub fn tokens(&self) -> &'static [u32] {
+        if self.operator == Operator::ExpertMatmul { &EXPERT_POINT_TOKENS } else { &POINT_TOKENS }
+    }
+}
+
+/// Shapes of a program's products, dense and of one expert, each once, in order.
 pub fn shapes(program: &Program) -> Vec<Shape> {
     let parts = program.ops.iter().filter_map(|op| match &op.kind {
-        OpKind::MatMul { parts, .. } => Some(parts),
+        OpKind::MatMul { parts, .. } => Some((Operator::Matmul, parts)),
+        OpKind::ExpertMatMul { parts, .. } => Some((Operator::ExpertMatmul, parts)),
         _ => None,
     });
-    let shape = |part: &plan_format::program::MatMulPart| {
-        let tensor = &program.tensors[program.weights[part.weight.index()].tensor.index()];
+    let weights = parts.flat_map(|(operator, parts)| parts.iter().map(move |part| (operator, part.weight)));
+    let shape = |(operator, weight): (Operator, WeightId)| {
+        let tensor = &program.tensors[program.weights[weight.index()].tensor.index()];
         let weight_type = gguf::GgmlType::from_id(tensor.ggml_type).name();
-        Shape { weight_type, rows: tensor.rows(), columns: tensor.cols() }
+        Shape { operator, weight_type, rows: tensor.rows(), columns: tensor.cols() }
     };
-    let mut shapes: Vec<Shape> = parts.flatten().map(shape).collect();
+    let mut shapes: Vec<Shape> = weights.map(shape).collect();
     shapes.sort();
     shapes.dedup();
     shapes

@@ -71,8 +71,13 @@ fn check(profile: &Profile) -> Result<(), ProfileError> {
     }
     profile.curves.iter().enumerate().try_for_each(|(index, curve)| check_curve(index, curve))?;
     for (index, point) in profile.points.iter().enumerate() {
+        let field = |name: &str| format!("points[{index}].{name}");
+        if point.tokens == 0 || point.rows == 0 || point.columns == 0 {
+            let value = format!("{}, {} and {}", point.tokens, point.rows, point.columns);
+            return Err(absurd(field("tokens, rows, columns"), value, "all three are above 0"));
+        }
         if !(point.time_us.is_finite() && point.time_us > 0.0) {
-            return Err(absurd(format!("points[{index}].time_us"), point.time_us, "a time is above 0"));
+            return Err(absurd(field("time_us"), point.time_us, "a time is above 0"));
         }
     }
     Ok(())

@@ -18,6 +18,8 @@ pub struct Key<'a> {
     pub columns: u64,
     /// Bytes that the curves' rate applies to.
     pub bytes: f64,
+    /// Matrices of this shape that are multiplied with, each with `tokens`: experts touched, on average; else 1.
+    pub matrices: f64,
     /// Tokens (see [`Operator`]); fractions arise from tokens spread over experts.
     pub tokens: f64,
     /// Team size; 0 for the GPU.
@@ -77,7 +79,7 @@ impl Profile {
         let mut known: Vec<(f64, f64)> =
             self.points.iter().filter(same_shape).map(|point| (f64::from(point.tokens), point.time_us)).collect();
         known.sort_by(|a, b| a.0.total_cmp(&b.0));
-        interpolate(&known, key.tokens)
+        interpolate(&known, key.tokens).map(|matrix_us| matrix_us * key.matrices)
     }
 
     /// From the curves of the operator and type.

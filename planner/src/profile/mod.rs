@@ -112,7 +112,7 @@ pub struct Memory {
     pub available_mib: u64,
     /// Most that may be pinned (memlock limit, WSL2); no more than `total_mib`.
     pub pinned_limit_mib: u64,
-    /// Plain multi-threaded read, all threads.
+    /// Multi-threaded read: the fastest that any team or product was measured to reach.
     pub read_gb_per_s: f64,
     /// Reading model pages that are not in the page cache.
     pub storage_gb_per_s: f64,
@@ -207,7 +207,7 @@ pub enum Backend {
 }
 
 /// Kinds of operator that have their own rates.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Operator {
     /// Dense matrix product; bytes are those of the weight.
@@ -240,7 +240,7 @@ pub struct Curve {
     pub gb_per_s: Vec<f64>,
 }
 
-/// A measured time of an exact shape.
+/// A measured time of one matrix of an exact shape; for experts, of one expert with its share of the tokens.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Point {
