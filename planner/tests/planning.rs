@@ -108,6 +108,32 @@ fn every_kept_schedule_passes_the_verifier_and_predicts_its_simulation() {
     }
 }
 
+#[test]
+fn no_prediction_is_below_its_floor_even_where_the_profile_contradicts_itself() {
+    let check = |model: &str, program: &Program, profile: &Profile| {
+        let problem = price(program, profile, &demand()).unwrap();
+        let free_bytes = profile.gpu.as_ref().map_or(0, |gpu| gpu.free_mib << 20);
+        let query = query(&problem, profile, free_bytes.min(6 * GIB));
+        let parts = assemble(&query, &decide(&query).unwrap(), &Grid::reduced());
+        for p in &parts.report.predictions {
+            assert!(p.floor_us > 0.0 && p.round_us >= p.floor_us * (1.0 - 1e-5), "{model}, {}: {p:?}", profile.name);
+        }
+    };
+    for model in ["qwen3-14b", "gpt-oss-20b"] {
+        let program = program(model);
+        for sheet in MACHINES {
+            let mut profile = synthetic::profile(sheet);
+            check(model, &program, &profile);
+            // Plain reads that were measured while others had the machine.
+            profile.memory.read_gb_per_s /= 3.0;
+            if let Some(gpu) = &mut profile.gpu {
+                gpu.memory_gb_per_s /= 3.0;
+            }
+            check(model, &program, &profile);
+        }
+    }
+}
+
 /// The artifact of solved parts, as `compile` puts it together.
 fn artifact(program: Program, parts: Parts, vram_bytes: u64) -> Plan {
     let layouts = program.weights.iter().map(|weight| vec![Layout::Gguf; weight.parts.len()]).collect();

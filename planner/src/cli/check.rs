@@ -158,6 +158,7 @@ fn figures(profile: &Profile, model: &Lowered) -> Result<Figures, Failure> {
         },
     };
     let mut plan = plan_model(inputs).map_err(|error| failed(error.into()))?.plan;
+    above_floors(&plan).map_err(failed)?;
     // Another version of the program is not another plan.
     plan.origin.tool_version = String::new();
     let bytes = plan_format::sections::to_bytes(&plan).map_err(|error| failed(error.into()))?;
@@ -175,6 +176,16 @@ fn figures(profile: &Profile, model: &Lowered) -> Result<Figures, Failure> {
         prefill_us,
         workload_us: f64::from(GENERATE_TOKENS) * decode_us + rounds * prefill_us,
         plan: blake3::hash(&bytes).to_hex()[..16].to_owned(),
+    })
+}
+
+/// A time below what memory and link allow is no prediction.
+fn above_floors(plan: &Plan) -> anyhow::Result<()> {
+    // Times are kept in single precision.
+    let below = plan.report.predictions.iter().find(|p| p.round_us < p.floor_us * (1.0 - 1e-5));
+    below.map_or(Ok(()), |p| {
+        let (phase, context) = (p.phase, p.context_tokens);
+        Err(anyhow!("{phase:?} at {context} cached: {:.1} us are below the floor of {:.1} us", p.round_us, p.floor_us))
     })
 }
 
