@@ -56,7 +56,8 @@ pub fn cannot_write(path: &Path, error: std::io::Error) -> Failure {
 
 /// A file under construction. It is written under a temporary name beside its place, and [`NewFile::keep`] makes it
 /// durable and renames it. Without that nothing is left behind, and a file that was there stays as it was. What is no
-/// file, such as `/dev/stdout`, is written to as it is; a link stays one.
+/// file, such as `/dev/stdout`, is written to as it is; a link stays one. No result takes a model's place: it
+/// may be all that its owner has.
 #[derive(Debug)]
 pub struct NewFile {
     /// The place that was named.
@@ -70,8 +71,9 @@ impl NewFile {
     /// Begins a file.
     ///
     /// # Errors
-    /// The place is a folder or cannot be written.
+    /// The place is a folder, holds a model or cannot be written.
     pub fn create(path: &Path) -> Result<Self, Failure> {
+        refuse_model(path)?;
         let begin = || match std::fs::metadata(path) {
             Ok(found) if found.is_dir() => Err(ErrorKind::IsADirectory.into()),
             Ok(found) if !found.is_file() => Ok((OpenOptions::new().write(true).open(path)?, None)),
@@ -116,6 +118,21 @@ impl Drop for NewFile {
             remove(temporary);
         }
     }
+}
+
+/// How GGUF files begin.
+const MODEL_MAGIC: [u8; 4] = *b"GGUF";
+
+/// Refuses the place of a model. A place that cannot be read is left to whoever writes.
+fn refuse_model(path: &Path) -> Result<(), Failure> {
+    let mut magic = [0; MODEL_MAGIC.len()];
+    // Devices and pipes hold no model, and some would wait for somebody to write.
+    let is_read = path.is_file() && File::open(path).and_then(|mut file| file.read_exact(&mut magic)).is_ok();
+    if !is_read || magic != MODEL_MAGIC {
+        return Ok(());
+    }
+    let what = format!("{} is a model and would be written over", path.display());
+    Err(Failure::usage(what).hint("choose another place, or remove it first"))
 }
 
 /// Takes a temporary file away. What matters is the error before.
@@ -260,6 +277,20 @@ mod tests {
         }
         refuse_inputs(&folder.path().join("other"), [model.as_path()]).unwrap();
         refuse_inputs(&model, [link.with_file_name("other").as_path()]).unwrap();
+    }
+
+    #[test]
+    fn a_model_is_not_written_over() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("any name");
+        let cases = [(b"GGUF\x03\0\0\0".as_slice(), true), (b"GGUF", true), (b"GGU", false), (b"", false)];
+        for (before, is_kept) in cases {
+            std::fs::write(&path, before).unwrap();
+            let written = write_whole(&path, b"new").map_err(|failure| failure.code());
+            assert_eq!(written, if is_kept { Err(2) } else { Ok(()) }, "{before:?}");
+            assert_eq!(std::fs::read(&path).unwrap(), if is_kept { before } else { b"new" });
+        }
+        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1);
     }
 
     #[cfg(unix)]

@@ -260,6 +260,11 @@ fn nothing_is_written_over_what_is_read() {
     let odd = place.path("odd.atsplan");
     std::fs::copy(&place.model, &odd).expect("copies");
     run("ats-plan", place.folder.path(), &["compile", text(&odd)]).fails(2, &["written over", "--out"]);
+    // Results of other kinds, and a model that the command does not read.
+    place.generate(&["--trace", text(&place.model)]).fails(2, &["written over", "hint:"]);
+    place.compile(&["--out", text(&odd)]).fails(2, &["written over", "hint:"]);
+    let report = ["report", text(&place.model), "--out", text(&odd)];
+    run("ats-plan", place.folder.path(), &report).fails(2, &["written over", "hint:"]);
     assert!(std::fs::read(&place.model).expect("reads") == before && std::fs::read(&odd).expect("reads") == before);
 }
 
