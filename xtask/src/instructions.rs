@@ -1,6 +1,6 @@
 //! Instruction counts of the CPU kernels under callgrind: a figure that no other program on the machine disturbs. Fails
-//! when one differs by more than [`TOLERANCE_PERCENT`] % from the committed table, better or worse: a better one is to be
-//! committed, too. Not here: what is run (`kernels/examples/instructions.rs`), speed (benches).
+//! when one differs by more than [`TOLERANCE_PERCENT`] % from the committed table, better or worse: a better one is to
+//! be committed, too. Not here: what is run (`kernels/examples/instructions.rs`), speed (benches).
 
 use crate::process::{self, cargo};
 use anyhow::{Context, Result, bail, ensure};

@@ -183,8 +183,8 @@ impl<'a> Binder<'a> {
         Move { from, to, rows, stride, groups, group_stride, width }
     }
 
-    /// Where the weights of a promoted item lie in a slot, in a round of so many tokens. Of stacks of experts as many as
-    /// the round may choose, where those are fewer than there are or the slot holds no more; else everything.
+    /// Where the weights of a promoted item lie in a slot, in a round of so many tokens. Of stacks of experts as many
+    /// as the round may choose, where those are fewer than there are or the slot holds no more; else everything.
     /// Errors: they do not fit.
     fn streamed(&self, promotion: &Promotion, tokens: usize) -> Result<Vec<(WeightId, GpuWeight)>, Error> {
         let (item, slot) = (promotion.item.index(), self.slots.slots[promotion.slot.index()]);
@@ -330,8 +330,8 @@ pub fn chosen(program: &Program, item: usize) -> usize {
     ids(program, item).map_or(0, |ids| ids.cols as usize)
 }
 
-/// Whether a round that chooses so many experts, possibly the same ones, should stream those alone. Else nearly all come,
-/// and waiting for the router would only delay them.
+/// Whether a round that chooses so many experts, possibly the same ones, should stream those alone. Else nearly all
+/// come, and waiting for the router would only delay them.
 pub fn is_few(chosen: usize, experts: usize) -> bool {
     (1..experts).contains(&chosen)
 }

@@ -194,8 +194,8 @@ fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
 }
 
-/// Experts of an item of which some schedule streams only the chosen ones: a round of few tokens, or a slot that does not
-/// hold the stacks.
+/// Experts of an item of which some schedule streams only the chosen ones: a round of few tokens, or a slot that does
+/// not hold the stacks.
 fn chosen_experts(plan: &Plan, weights: &WeightStore, maker: &dyn OpMaker, item: usize) -> Option<usize> {
     let chosen = chosen(&plan.program, item);
     let shapes = plan.program.items[item].weights.iter().map(|&weight| weights.shape(weight));
