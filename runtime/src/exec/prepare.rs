@@ -458,7 +458,8 @@ fn router_rule(router: &program::Router) -> RouterRule {
     RouterRule { chosen: router.chosen as usize, score, weights, scale: router.scale }
 }
 
-fn attention_shape(attention: &program::Attention) -> AttentionShape {
+/// An attention in the words of the kernels.
+pub fn attention_shape(attention: &program::Attention) -> AttentionShape {
     let mask = match attention.mask {
         program::Mask::Causal => Mask::Causal,
         program::Mask::Window { tokens } => Mask::Window { tokens },

@@ -3,8 +3,8 @@
 use super::at;
 use super::lower::Lower;
 use crate::Error;
+use crate::exec::prepare::attention_shape;
 use crate::hybrid::ops::{GpuKv, GpuState};
-use kernels::cpu::ops::attention::{AttentionShape, Mask};
 use kernels::cpu::ops::delta::HeadMap;
 use kernels::cpu::ops::kv::KV_BLOCK;
 use kernels::cuda::attention::{Attend, Method, Partials};
@@ -131,22 +131,4 @@ fn slots_seen(tables: &[Vec<u32>], context_tokens: u32, slots: u32) -> u32 {
     let blocks = (context_tokens as usize).div_ceil(KV_BLOCK);
     let last = tables.iter().filter_map(|table| table.iter().take(blocks).max()).max();
     last.map_or(slots, |&block| (block + 1).saturating_mul(KV_BLOCK as u32).min(slots))
-}
-
-/// An attention in the words of the kernels.
-pub fn attention_shape(attention: &program::Attention) -> AttentionShape {
-    let mask = match attention.mask {
-        program::Mask::Causal => Mask::Causal,
-        program::Mask::Window { tokens } => Mask::Window { tokens },
-        program::Mask::Chunk { tokens } => Mask::Chunk { tokens },
-    };
-    AttentionShape {
-        q_heads: attention.q_heads as usize,
-        kv_heads: attention.kv_heads as usize,
-        k_head_cols: attention.k_head_cols as usize,
-        v_head_cols: attention.v_head_cols as usize,
-        scale: attention.scale,
-        softcap: None,
-        mask,
-    }
 }
