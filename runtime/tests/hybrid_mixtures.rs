@@ -4,11 +4,12 @@
 mod support;
 
 use device::sim::Faults;
-use support::{FAMILIES, Mixture, all_cpu, feed, hybrid, plan, prompt, sim};
+use fixtures::REFERENCE_MODELS;
+use support::{Mixture, all_cpu, feed, hybrid, plan, prompt, sim};
 
 #[track_caller]
 fn check(mixture: Mixture) {
-    check_some(&FAMILIES, mixture);
+    check_some(&REFERENCE_MODELS, mixture);
 }
 
 #[track_caller]

@@ -4,9 +4,10 @@
 mod support;
 
 use device::sim::Faults;
+use fixtures::REFERENCE_MODELS;
 use runtime::exec::Executor;
 use runtime::hybrid::Timing;
-use support::{FAMILIES, Mixture, all_cpu, feed, hybrid, plan, prompt, sim};
+use support::{Mixture, all_cpu, feed, hybrid, plan, prompt, sim};
 
 /// Feeds a prompt, marks, goes on, comes back, and goes on differently; all logits.
 fn back_and_forth(executor: &mut Executor, ids: &[u32]) -> Vec<f32> {
@@ -25,7 +26,7 @@ fn back_and_forth(executor: &mut Executor, ids: &[u32]) -> Vec<f32> {
 
 #[test]
 fn snapshots_bring_back_states_wherever_they_live() {
-    for name in FAMILIES {
+    for name in REFERENCE_MODELS {
         // Long enough for windows and chunks to pass.
         let ids: Vec<u32> = prompt(name).into_iter().cycle().take(180).collect();
         let expected = back_and_forth(&mut all_cpu(name), &ids);

@@ -1,6 +1,7 @@
 //! The executor against the reference logits of the tiny models, on any number of threads and in any ubatch.
 
 use device::team::{CallerPinning, Pinning, Team, TeamConfig};
+use fixtures::REFERENCE_MODELS;
 use fixtures::npy::Array;
 use kernels::cpu::Isa;
 use plan_format::arena::{Arena, RoundLimits};
@@ -85,14 +86,14 @@ fn eight_bit_activations_are_as_near_as_the_references_own() {
 
 #[test]
 fn exact_mode_is_exact() {
-    for name in FAMILIES {
+    for name in REFERENCE_MODELS {
         check_short(name, Precision::Exact, |_| 1e-4);
     }
 }
 
 #[test]
 fn threads_change_no_bit() {
-    for name in FAMILIES {
+    for name in REFERENCE_MODELS {
         let ids = prompt(name);
         let one = logits(&mut executor(name, Precision::Fast, 1), &ids, 5);
         for threads in [2, 3, 8] {
@@ -126,19 +127,3 @@ fn tokens_one_by_one_after_a_long_prompt_have_the_bits_of_a_batch() {
 
 /// Models in which no expert choice can turn on a rounding difference.
 const DENSE: [&str; 6] = ["llama", "llama-spm", "qwen2", "qwen3", "gemma3", "glm4"];
-
-/// All reference models.
-const FAMILIES: [&str; 12] = [
-    "llama",
-    "llama-spm",
-    "qwen2",
-    "qwen3",
-    "gemma3",
-    "glm4",
-    "qwen3moe",
-    "gpt-oss",
-    "qwen3next",
-    "qwen35moe",
-    "llama4",
-    "deepseek2",
-];

@@ -1,6 +1,7 @@
 //! Faults that people reported of other engines, as small models with known answers: tied heads (R06), inputs of RoPE
 //! scaling (R13), sums beyond half precision (R16), head sizes (R17). The others stand where their parts are tested.
 
+use fixtures::REFERENCE_MODELS;
 use gguf::GgmlType;
 use std::path::PathBuf;
 use tests::scripted::{Script, Token};
@@ -38,25 +39,10 @@ fn prompt(name: &str) -> Vec<u32> {
     ids(&reference_json(&format!("{name}.json"))["prompt_ids"])
 }
 
-const FAMILIES: [&str; 12] = [
-    "llama",
-    "llama-spm",
-    "qwen2",
-    "qwen3",
-    "gemma3",
-    "glm4",
-    "qwen3moe",
-    "gpt-oss",
-    "qwen3next",
-    "qwen35moe",
-    "llama4",
-    "deepseek2",
-];
-
 /// R06 (1). That both cost a GPU the same is the planner's test.
 #[test]
 fn r06_a_tied_head_gives_the_logits_of_an_explicit_copy() {
-    for name in FAMILIES {
+    for name in REFERENCE_MODELS {
         let mut tied = Variant::tiny(name);
         if tied.has("output.weight") {
             tied = tied.without("output.weight");

@@ -10,6 +10,7 @@ mod gpu;
 mod support;
 
 use device::gpu::Gpu;
+use fixtures::REFERENCE_MODELS;
 use gpu::EmulatedGpu;
 use kernels::cpu::Isa;
 use plan_format::schedule::Layout;
@@ -17,7 +18,7 @@ use runtime::exec::{Executor, HostPlace, KvType, Limits, Precision, WeightStore}
 use runtime::hybrid::cuda::{self, CudaMaker};
 use runtime::hybrid::{GpuSide, HandOver};
 use std::sync::Arc;
-use support::{CONTEXT_TOKENS, FAMILIES, Mixture, all_cpu, feed, model, plan, prompt, team};
+use support::{CONTEXT_TOKENS, Mixture, all_cpu, feed, model, plan, prompt, team};
 
 /// Relative L2 distance of the logits of two ways to compute with 8-bit or 16-bit activations.
 const DISTANCE_MAX: f64 = 0.06;
@@ -77,7 +78,7 @@ fn emulated() -> Arc<dyn Gpu> {
 
 /// Every family under every mixture.
 fn all(mixtures: &[Mixture]) -> impl Iterator<Item = (&'static str, Mixture)> {
-    FAMILIES.into_iter().flat_map(move |name| mixtures.iter().map(move |&mixture| (name, mixture)))
+    REFERENCE_MODELS.into_iter().flat_map(move |name| mixtures.iter().map(move |&mixture| (name, mixture)))
 }
 
 #[test]
@@ -111,7 +112,7 @@ fn every_family_on_the_gpu_of_this_machine() {
         Mixture::Random { seed: 2 },
     ];
     let device = Arc::new(cuda::open(0, None).expect("a GPU"));
-    for name in FAMILIES {
+    for name in REFERENCE_MODELS {
         cuda::load(&device, &plan(name, Mixture::Resident).program, &[], 16).expect("modules");
     }
     check(all(&mixtures), || Arc::clone(&device) as Arc<dyn Gpu>, &[64, 33, 8, 4, 1]);

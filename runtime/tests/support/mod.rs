@@ -22,22 +22,6 @@ use std::sync::Arc;
 pub const CONTEXT_TOKENS: usize = 512;
 pub const UBATCH_TOKENS: u32 = 64;
 
-/// All reference models.
-pub const FAMILIES: [&str; 12] = [
-    "llama",
-    "llama-spm",
-    "qwen2",
-    "qwen3",
-    "gemma3",
-    "glm4",
-    "qwen3moe",
-    "gpt-oss",
-    "qwen3next",
-    "qwen35moe",
-    "llama4",
-    "deepseek2",
-];
-
 /// Where items of a test's plan live.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mixture {
