@@ -34,6 +34,31 @@ pub struct Scratch {
     finish_us: Vec<f64>,
 }
 
+/// How long each part of the machine is at work in a round, microseconds: what slows CPU and link down while they share
+/// the DRAM is in their times.
+#[derive(Clone, Copy, Debug, PartialEq, Default)]
+pub struct Busy {
+    /// The CPU team.
+    pub cpu_us: f64,
+    /// The GPU.
+    pub gpu_us: f64,
+    /// The copy engine.
+    pub link_us: f64,
+}
+
+/// What a round of a schedule keeps busy for how long, one of many equal rounds. The same machine as [`evaluate`]'s.
+pub fn busy(model: &CostModel, case: &CaseCosts, prepared: &Prepared, load: &Load, scratch: &mut Scratch) -> Busy {
+    scratch.finish_us.clear();
+    scratch.finish_us.resize(model.item_count(), f64::INFINITY);
+    let mut engine = Engine::new(model, case, prepared, load, &mut scratch.finish_us, usize::MAX);
+    (0..MAX_STEADY_ROUNDS / 2).for_each(|_| engine.play_round());
+    engine.busy = Busy::default();
+    (0..MAX_STEADY_ROUNDS / 2).for_each(|_| engine.play_round());
+    let Busy { cpu_us, gpu_us, link_us } = engine.busy;
+    let each = |us: f64| us / f64::from(MAX_STEADY_ROUNDS / 2);
+    Busy { cpu_us: each(cpu_us), gpu_us: each(gpu_us), link_us: each(link_us) }
+}
+
 /// Latency of a round in microseconds, gap to the next round included.
 ///
 /// Infinite when the schedule can never complete, which [`Prepared::new`] rules out.
@@ -141,6 +166,7 @@ struct Engine<'a> {
     copies_done: usize,
     copies_limit: usize,
     readers_done: usize,
+    busy: Busy,
     /// Without transfers nothing disturbs the CPU: its ends are known when it starts, as the GPU's always are.
     cpu_runs_ahead: bool,
 }
@@ -177,6 +203,7 @@ impl<'a> Engine<'a> {
             copies_done: 0,
             copies_limit,
             readers_done: 0,
+            busy: Busy::default(),
         }
     }
 
@@ -225,6 +252,10 @@ impl<'a> Engine<'a> {
         }
         let elapsed_us = at_us - self.now_us;
         self.now_us = at_us;
+        let while_busy = |is_busy: bool| if is_busy { elapsed_us } else { 0.0 };
+        self.busy.cpu_us += while_busy(self.cpu.running());
+        self.busy.gpu_us += while_busy(self.gpu.running());
+        self.busy.link_us += while_busy(self.copy_left_us >= 0.0);
         if self.copy_left_us >= 0.0 {
             self.copy_left_us = (self.copy_left_us - elapsed_us / link_stretch).max(0.0);
             if copy_at == at_us {

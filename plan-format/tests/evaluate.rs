@@ -1,7 +1,7 @@
 //! The evaluator on rounds small enough to compute by hand.
 
 use plan_format::costs::{CaseCosts, CostModel, ItemCost, Load, Team};
-use plan_format::evaluate::{EvaluateError, FreedIn, Horizon, Prepared, Scratch, Stream, evaluate};
+use plan_format::evaluate::{Busy, EvaluateError, FreedIn, Horizon, Prepared, Scratch, Stream, busy, evaluate};
 use plan_format::schedule::{Home, HostMemory, Phase, Placement, Promotion, Schedule, Slot, Slots};
 use plan_format::{ItemId, SlotId};
 
@@ -168,4 +168,21 @@ fn schedules_that_break_the_rules_are_refused_by_name() {
     for (homes, promoted, message) in table {
         assert_eq!(prepare(&model, homes, promoted, 2).unwrap_err().to_string(), message);
     }
+}
+
+#[test]
+fn what_is_busy_for_how_long_counts_what_cpu_and_link_cost_each_other() {
+    // Item 1 is streamed (12 alone) while the CPU works on item 0 (10 alone); both slow each other down by half.
+    let model = chain(&[(10.0, 1.0, 0.0), (40.0, 4.0, 12.0)], (1.5, 1.5));
+    let prepared = prepare(&model, &[HOST, HOST], &[1], 1).unwrap();
+    let case = &model.cases[0];
+    let busy = busy(&model, case, &prepared, &Load::IDLE, &mut Scratch::default());
+    // A round: 4 of the transfer beside nobody (item 1 has just left the slot), or all of it beside item 0.
+    assert!(busy.cpu_us > 10.0 && busy.cpu_us <= 15.0, "{busy:?}");
+    assert!(busy.link_us > 12.0 && busy.link_us <= 18.0, "{busy:?}");
+    assert_eq!(busy.gpu_us, 4.0);
+    let alone = prepare(&model, &[HOST, HOST], &[], 1).unwrap();
+    let slow = Load { cpu: 2.0, ..Load::IDLE };
+    let all_cpu = plan_format::evaluate::busy(&model, case, &alone, &slow, &mut Scratch::default());
+    assert_eq!(all_cpu, Busy { cpu_us: 100.0, gpu_us: 0.0, link_us: 0.0 });
 }
