@@ -36,6 +36,12 @@ impl std::ops::Add for Nanos {
     }
 }
 
+/// CPU time that the calling thread has had: unlike the wall's it stands still while others have the core.
+pub fn thread_cpu_time() -> Nanos {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
+    Nanos((time.tv_sec as u64).saturating_mul(1_000_000_000).saturating_add(time.tv_nsec as u64))
+}
+
 /// A clock; cheap to clone, all clones agree.
 #[derive(Debug, Clone)]
 pub enum Clock {
@@ -96,6 +102,17 @@ mod tests {
         let (clock, first) = (Clock::wall(), Nanos(0));
         let second = clock.clone().now();
         assert!(first <= second && second <= clock.now());
+    }
+
+    #[test]
+    fn cpu_time_of_a_thread_grows_with_its_work_only() {
+        let start = thread_cpu_time();
+        std::thread::sleep(std::time::Duration::from_millis(20));
+        let slept = thread_cpu_time().since(start);
+        assert!(slept < Nanos(15_000_000), "{slept:?}");
+        let mut sum = 0_u64;
+        (0..2_000_000_u64).for_each(|i| sum = std::hint::black_box(sum.wrapping_add(i)));
+        assert!(thread_cpu_time().since(start) > slept);
     }
 
     #[test]

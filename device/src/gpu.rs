@@ -20,6 +20,7 @@ use std::sync::Arc;
 use crate::DeviceError;
 use crate::clock::{Clock, Nanos};
 use crate::memory::HostRegion;
+use crate::team::Pressure;
 
 /// An address in GPU memory as the GPU sees it. On the simulated GPU not an address of the host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -297,6 +298,14 @@ pub trait Gpu: Send + Sync {
 
     /// The host worked: the simulated machine's clock moves by `expected` times the CPU's slowdown. Elsewhere nothing.
     fn host_worked(&self, _expected: Nanos) {}
+
+    /// The host works with so many threads of a full team from now on: only the simulated machine must be told.
+    fn host_team(&self, _active: u32, _full: u32) {}
+
+    /// What others take of the team's cores on a simulated machine; `None` where the team itself knows.
+    fn host_pressure(&self) -> Option<Pressure> {
+        None
+    }
 
     /// The host touches mapped memory now: the simulated GPU checks that nothing else does. Elsewhere nothing.
     fn host_touches(&self, _start: DevicePtr, _bytes: u64, _access: Access) -> Result<(), DeviceError> {

@@ -25,10 +25,12 @@ pub use profile::{LinkPoint, LoadScript, LoadStep, Resource, SimProfile, SourceM
 use crate::DeviceError;
 use crate::clock::{Clock, Nanos, VirtualClock};
 use crate::gpu::{
-    Access, CopySource, DevicePtr, DeviceRegion, Epoch, EventId, FlagId, Gpu, GpuDescription, GpuMemory, Launch,
-    MappedRegion, StreamId, StreamKind,
+    Access, CopySource, DevicePtr, DeviceRegion, Epoch, EventId, FlagId, Gpu, GpuDescription, GpuMemory, GraphId,
+    Launch, MappedRegion, StreamId, StreamKind,
 };
 use crate::memory::HostRegion;
+use crate::team::Pressure;
+use graph::{Call, Recording};
 use memory::SimMemory;
 use race::{AGENTS, HOST};
 use state::{Event, Flag, Moment, Shared};
@@ -69,6 +71,8 @@ pub struct SimGpu {
     host_delays: Mutex<Delays>,
     description: GpuDescription,
     ceiling_bytes: u64,
+    /// Threads of the host's team, and of a full one.
+    team: Mutex<(u32, u32)>,
 }
 
 impl SimGpu {
@@ -94,7 +98,18 @@ impl SimGpu {
             host_delays,
             description,
             ceiling_bytes,
+            team: Mutex::new((1, 1)),
         }
+    }
+
+    /// Continues the scripted load. The steps must lie in the future.
+    pub fn add_load(&self, steps: impl IntoIterator<Item = LoadStep>) {
+        self.machine.load.add(steps);
+    }
+
+    fn team_share(&self) -> f64 {
+        let (active, full) = *lock(&self.team);
+        f64::from(active) / f64::from(full.max(1))
     }
 
     /// The host's address of bytes of the GPU's memory, which lives as long as the GPU: for operators that work through
@@ -326,7 +341,20 @@ impl Gpu for SimGpu {
     }
 
     fn host_worked(&self, expected: Nanos) {
-        self.clock.move_to(self.machine.load.end_of(Resource::Cpu, self.clock.now(), expected));
+        self.clock.move_to(self.machine.load.end_of_team(self.team_share(), self.clock.now(), expected));
+    }
+
+    fn host_team(&self, active: u32, full: u32) {
+        *lock(&self.team) = (active, full);
+    }
+
+    fn host_pressure(&self) -> Option<Pressure> {
+        let (active, full) = *lock(&self.team);
+        let (load, now) = (&self.machine.load, self.clock.now());
+        let share = (1.0 - 1.0 / load.crowding(self.team_share(), now)) as f32;
+        let contested = if share > 0.0 { active as usize } else { 0 };
+        let free_cores = Some((load.cores_left(now) * f64::from(full)) as f32);
+        Some(Pressure { worst_share: share, mean_share: share, contested, free_cores })
     }
 
     fn host_touches(&self, start: DevicePtr, bytes: u64, access: Access) -> Result<(), DeviceError> {

@@ -4,6 +4,7 @@
 //! of operators come with each launch. Next: `stream.rs`, which spends this time.
 
 use crate::clock::Nanos;
+use std::sync::{PoisonError, RwLock, RwLockReadGuard};
 
 /// A point of the link's curve.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -75,8 +76,11 @@ pub enum SourceMemory {
 /// What can be slowed down.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Resource {
-    /// The host's cores.
+    /// Every thread of the host, whatever the team's size: a lower clock, a busier memory.
     Cpu,
+    /// The host's cores, some of which others take: a team of all cores is so many times slower, one that is no larger
+    /// than what is left is not.
+    Cores,
     /// The GPU's operators.
     Gpu,
     /// The copy engine and its link.
@@ -94,36 +98,96 @@ pub struct LoadStep {
     pub slowdown: f64,
 }
 
-/// The scripted load of a run.
-#[derive(Debug, Clone, PartialEq, Default)]
-pub struct LoadScript(Vec<LoadStep>);
+/// The scripted load of a run. It may be continued while the run goes on.
+#[derive(Debug, Default)]
+pub struct LoadScript(RwLock<Vec<LoadStep>>);
+
+impl Clone for LoadScript {
+    fn clone(&self) -> Self {
+        Self(RwLock::new(self.steps().clone()))
+    }
+}
+
+impl PartialEq for LoadScript {
+    fn eq(&self, other: &Self) -> bool {
+        *self.steps() == *other.steps()
+    }
+}
+
+/// Slowdowns at a time, by [`Resource`].
+type Slowdowns = [f64; 4];
 
 impl LoadScript {
     /// A script; steps in any order. Slowdowns below 0.01 and not-a-number count as 1.
-    pub fn new(mut steps: Vec<LoadStep>) -> Self {
-        for step in steps.iter_mut().filter(|step| !(step.slowdown >= 0.01 && step.slowdown.is_finite())) {
-            step.slowdown = 1.0;
-        }
-        steps.sort_by_key(|step| step.at);
-        Self(steps)
+    pub fn new(steps: Vec<LoadStep>) -> Self {
+        let script = Self::default();
+        script.add(steps);
+        script
+    }
+
+    /// Adds steps, which must lie in the future: work that has begun was timed without them.
+    pub fn add(&self, steps: impl IntoIterator<Item = LoadStep>) {
+        let mut all = self.0.write().unwrap_or_else(PoisonError::into_inner);
+        all.extend(steps.into_iter().map(|step| match step.slowdown >= 0.01 && step.slowdown.is_finite() {
+            true => step,
+            false => LoadStep { slowdown: 1.0, ..step },
+        }));
+        all.sort_by_key(|step| step.at);
+    }
+
+    fn steps(&self) -> RwLockReadGuard<'_, Vec<LoadStep>> {
+        self.0.read().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// When `work` (unloaded time) that begins at `start` ends, with every change of load on the way.
     pub fn end_of(&self, resource: Resource, start: Nanos, work: Nanos) -> Nanos {
-        let (mut now, mut left, mut slowdown) = (start, work.0 as f64, 1.0);
-        for step in self.0.iter().filter(|step| step.resource == resource) {
-            if step.at > now {
-                let could = step.at.since(now).0 as f64 / slowdown;
+        self.play(start, work, |slowdowns| slowdowns[resource as usize])
+    }
+
+    /// The same for work of the host's team, which has this share of the threads of a full one.
+    pub fn end_of_team(&self, team_share: f64, start: Nanos, work: Nanos) -> Nanos {
+        self.play(start, work, |slowdowns| slowdowns[Resource::Cpu as usize] * crowding(slowdowns, team_share))
+    }
+
+    /// How many times slower a team of this share of a full one is at `now` because it has more threads than cores.
+    pub fn crowding(&self, team_share: f64, now: Nanos) -> f64 {
+        crowding(&self.at(now), team_share)
+    }
+
+    /// The share of all cores that is left at `now`.
+    pub fn cores_left(&self, now: Nanos) -> f64 {
+        1.0 / self.at(now)[Resource::Cores as usize].max(1.0)
+    }
+
+    fn at(&self, now: Nanos) -> Slowdowns {
+        let mut slowdowns = [1.0; 4];
+        for step in self.steps().iter().filter(|step| step.at <= now) {
+            slowdowns[step.resource as usize] = step.slowdown;
+        }
+        slowdowns
+    }
+
+    fn play(&self, start: Nanos, work: Nanos, factor: impl Fn(&Slowdowns) -> f64) -> Nanos {
+        let (mut now, mut left, mut slowdowns) = (start, work.0 as f64, [1.0; 4]);
+        for step in self.steps().iter() {
+            let before = factor(&slowdowns);
+            slowdowns[step.resource as usize] = step.slowdown;
+            // Steps of other resources must not cut the work: every cut rounds.
+            if step.at > now && factor(&slowdowns) != before {
+                let could = step.at.since(now).0 as f64 / before;
                 if could >= left {
-                    break;
+                    return now + Nanos((left * before).round() as u64);
                 }
                 left -= could;
                 now = step.at;
             }
-            slowdown = step.slowdown;
         }
-        now + Nanos((left * slowdown).round() as u64)
+        now + Nanos((left * factor(&slowdowns)).round() as u64)
     }
+}
+
+fn crowding(slowdowns: &Slowdowns, team_share: f64) -> f64 {
+    (slowdowns[Resource::Cores as usize] * team_share).max(1.0)
 }
 
 #[cfg(test)]
@@ -185,5 +249,26 @@ mod tests {
         for (resource, start, work, end) in cases {
             assert_eq!(script.end_of(resource, Nanos(start), Nanos(work)), Nanos(end), "{resource:?} {start} {work}");
         }
+    }
+
+    #[test]
+    fn cores_that_others_take_slow_down_teams_larger_than_the_rest() {
+        let step = |at, resource, slowdown| LoadStep { at: Nanos(at), resource, slowdown };
+        let script = LoadScript::new(vec![step(100, Resource::Cores, 4.0)]);
+        script.add([step(1000, Resource::Cores, 1.0), step(500, Resource::Cpu, 3.0)]);
+        let cases = [
+            (1.0, 0, 50, 50),
+            (1.0, 90, 20, 140), // 10 before, 10 at a quarter of the speed
+            (0.5, 90, 20, 120),
+            (0.25, 90, 20, 110), // as many threads as cores are left
+            (0.25, 500, 10, 530),
+            (1.0, 500, 10, 620),
+            (1.0, 1000, 10, 1030),
+        ];
+        for (share, start, work, end) in cases {
+            assert_eq!(script.end_of_team(share, Nanos(start), Nanos(work)), Nanos(end), "{share} {start} {work}");
+        }
+        assert_eq!((script.crowding(0.5, Nanos(100)), script.crowding(0.5, Nanos(99))), (2.0, 1.0));
+        assert_eq!((script.cores_left(Nanos(999)), script.cores_left(Nanos(1000))), (0.25, 1.0));
     }
 }

@@ -40,6 +40,9 @@ pub struct Pressure {
     pub mean_share: f32,
     /// Workers above 15 %.
     pub contested: usize,
+    /// Cores that a team of any size would have for itself: those that the workers have now, as far as nobody else
+    /// wants them, and idle ones. `None` until it is known, and after each change of the number of workers.
+    pub free_cores: Option<f32>,
 }
 
 impl Pressure {
@@ -110,6 +113,21 @@ struct Sched {
     delay_ns: u64,
 }
 
+impl Sched {
+    /// Time that the thread wanted a core until `after`.
+    fn wanted_ns(self, after: Self) -> u64 {
+        after.delay_ns.saturating_sub(self.delay_ns) + after.run_ns.saturating_sub(self.run_ns)
+    }
+
+    /// The share of that which it did not get. A thread that hardly ran says nothing: one late wake-up would look like
+    /// pressure.
+    fn share_lost(self, after: Self) -> Option<f32> {
+        let wanted_ns = self.wanted_ns(after);
+        let says_something = wanted_ns >= SAMPLE_EVERY.as_nanos() as u64 / 50;
+        says_something.then(|| after.delay_ns.saturating_sub(self.delay_ns) as f32 / wanted_ns as f32)
+    }
+}
+
 /// Parses `RUN_NS DELAY_NS SLICES`.
 fn parse_schedstat(text: &str) -> Option<Sched> {
     let mut parts = text.split_whitespace().map(str::parse);
@@ -119,13 +137,8 @@ fn parse_schedstat(text: &str) -> Option<Sched> {
 fn pressure_between(before: &[Sched], after: &[Sched]) -> Pressure {
     let (mut pressure, mut wanted_total, mut delay_total) = (Pressure::default(), 0, 0);
     for (before, after) in before.iter().zip(after) {
-        let delay = after.delay_ns.saturating_sub(before.delay_ns);
-        let wanted = delay + after.run_ns.saturating_sub(before.run_ns);
-        // A thread that hardly ran says nothing: one late wake-up would look like pressure.
-        if wanted < SAMPLE_EVERY.as_nanos() as u64 / 50 {
-            continue;
-        }
-        let share = delay as f32 / wanted as f32;
+        let (delay, wanted) = (after.delay_ns.saturating_sub(before.delay_ns), before.wanted_ns(*after));
+        let Some(share) = before.share_lost(*after) else { continue };
         pressure.worst_share = pressure.worst_share.max(share);
         pressure.contested += usize::from(share > CONTESTED_SHARE);
         (wanted_total, delay_total) = (wanted_total + wanted, delay_total + delay);
@@ -159,6 +172,43 @@ pub struct Governor {
     idle_cpus: usize,
     mood: Mood,
     pressure: Pressure,
+    /// Workers of the looks so far.
+    team: usize,
+    beyond: Beyond,
+}
+
+/// Cores that idle beside the team.
+struct Beyond {
+    since: Instant,
+    /// Time that the workers wanted a core since then.
+    wanted_ns: u64,
+    /// Idle ticks of the team's CPUs then.
+    idle_ticks: u64,
+    /// What the last span found.
+    cores: Option<f32>,
+}
+
+impl Beyond {
+    /// A span begins.
+    fn start(idle_ticks: u64, cores: Option<f32>) -> Self {
+        Self { since: Instant::now(), wanted_ns: 0, idle_ticks, cores }
+    }
+}
+
+/// How long idle cores are counted: the kernel counts in ticks of 10 ms.
+const BEYOND_EVERY: Duration = Duration::from_millis(200);
+
+/// Cores that idled, of `cpus`, without the workers' own rests: `idle_s` in all, `wanted_s` wanted by `active` workers.
+fn beyond_cores(idle_s: f64, wanted_s: f64, span_s: f64, active: usize, cpus: usize) -> f32 {
+    let rests_s = (active as f64 * span_s - wanted_s).max(0.0);
+    let others = cpus.saturating_sub(active) as f64;
+    ((idle_s - rests_s) / span_s.max(1e-9)).clamp(0.0, others) as f32
+}
+
+/// Cores that workers have for themselves: a core that others share is worth less than what the worker gets of it, for
+/// a smaller team would leave it to them.
+fn own_cores(shares: impl Iterator<Item = f32>) -> f32 {
+    shares.map(|share| (1.0 - share) * (1.0 - share)).sum()
 }
 
 impl Governor {
@@ -177,6 +227,8 @@ impl Governor {
             idle_cpus: 0,
             mood: Mood::START,
             pressure: Pressure::default(),
+            team: 0,
+            beyond: Beyond::start(0, None),
         }
     }
 
@@ -202,8 +254,45 @@ impl Governor {
 
     /// To be called between rounds: a clock read, and every [`SAMPLE_EVERY`] the look and its consequence.
     pub fn after_round(&mut self, active: usize) {
-        if self.looked_at.elapsed() >= SAMPLE_EVERY {
+        if active != self.team {
+            self.begin(active);
+        } else if self.looked_at.elapsed() >= SAMPLE_EVERY {
             self.look(active);
+        }
+    }
+
+    /// A team of another size: what was seen of the one before says nothing of it.
+    #[cold]
+    fn begin(&mut self, active: usize) {
+        for index in 0..self.threads.len() {
+            self.before[index] = self.read(index).unwrap_or(self.before[index]);
+        }
+        self.team = active;
+        self.looked_at = Instant::now();
+        self.pressure = Pressure::default();
+        self.beyond = Beyond::start(self.idle_ticks(active), None);
+    }
+
+    /// Idle ticks of the team's CPUs; 0 where a team of this size leaves none idle.
+    fn idle_ticks(&self, active: usize) -> u64 {
+        if active >= self.cpus.len() {
+            return 0;
+        }
+        let ticks = parse_idle_ticks(&std::fs::read_to_string("/proc/stat").unwrap_or_default());
+        ticks.into_iter().filter(|(cpu, _)| self.cpus.contains(cpu)).map(|(_, ticks)| ticks).sum()
+    }
+
+    fn count_beyond(&mut self, wanted_ns: u64, active: usize) {
+        self.beyond.wanted_ns += wanted_ns;
+        let span = self.beyond.since.elapsed();
+        if active >= self.cpus.len() {
+            self.beyond.cores = Some(0.0);
+        } else if span >= BEYOND_EVERY {
+            let ticks = self.idle_ticks(active);
+            let idle_s = ticks.saturating_sub(self.beyond.idle_ticks) as f64 / 100.0;
+            let wanted_s = self.beyond.wanted_ns as f64 / 1e9;
+            let cores = beyond_cores(idle_s, wanted_s, span.as_secs_f64(), active, self.cpus.len());
+            self.beyond = Beyond::start(ticks, Some(cores));
         }
     }
 
@@ -213,7 +302,12 @@ impl Governor {
         for index in 0..self.threads.len() {
             self.after[index] = self.read(index).unwrap_or(self.before[index]);
         }
-        self.pressure = pressure_between(&self.before[..workers], &self.after[..workers]);
+        let (before, after) = (&self.before[..workers], &self.after[..workers]);
+        let pressure = pressure_between(before, after);
+        let own = own_cores(before.iter().zip(after).map(|(before, after)| before.share_lost(*after).unwrap_or(0.0)));
+        let wanted_ns = before.iter().zip(after).map(|(before, after)| before.wanted_ns(*after)).sum();
+        self.count_beyond(wanted_ns, active);
+        self.pressure = Pressure { free_cores: self.beyond.cores.map(|beyond| own + beyond), ..pressure };
         std::mem::swap(&mut self.before, &mut self.after);
         self.looked_at = Instant::now();
         if self.pressure.worst_share > CONTESTED_SHARE {
@@ -273,8 +367,8 @@ pub enum Movable {
 mod tests {
     use super::*;
 
-    const CONTESTED: Pressure = Pressure { worst_share: 0.5, mean_share: 0.3, contested: 2 };
-    const CALM: Pressure = Pressure { worst_share: 0.01, mean_share: 0.01, contested: 0 };
+    const CONTESTED: Pressure = Pressure { worst_share: 0.5, mean_share: 0.3, contested: 2, free_cores: None };
+    const CALM: Pressure = Pressure { worst_share: 0.01, mean_share: 0.01, contested: 0, free_cores: None };
 
     /// Feeds `looks` equal looks and returns where the team ends.
     #[track_caller]
@@ -322,6 +416,20 @@ mod tests {
         let pressure = pressure_between(&before, &after);
         assert_eq!((pressure.worst_share, pressure.mean_share, pressure.contested), (0.25, 0.125, 1));
         assert!((pressure.slowdown() - 4.0 / 3.0).abs() < 1e-6);
+    }
+
+    #[test]
+    fn free_cores_are_those_without_others_and_idle_ones() {
+        // 16 workers, others on 10 of their cores at equal rights.
+        assert_eq!(own_cores((0..16).map(|index| if index < 10 { 0.5 } else { 0.0 })), 8.5);
+        // 6 workers that want their cores four fifths of the time, 10 other cores: busy, idle, 3 idle.
+        let beyond = |idle_s| beyond_cores(idle_s, 0.8 * 6.0 * 0.2, 0.2, 6, 16);
+        for (idle_cores, beyond_is) in [(0.0, 0.0), (10.0, 10.0), (3.0, 3.0)] {
+            let found = beyond((0.2 * 6.0 + idle_cores) * 0.2);
+            assert!((found - beyond_is).abs() < 1e-4, "{idle_cores}: {found}");
+        }
+        // Ticks of 10 ms round: never more than there are, never fewer than none.
+        assert_eq!((beyond(10.0), beyond(0.0)), (10.0, 0.0));
     }
 
     #[test]
