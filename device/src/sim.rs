@@ -25,12 +25,11 @@ pub use profile::{LinkPoint, LoadScript, LoadStep, Resource, SimProfile, SourceM
 use crate::DeviceError;
 use crate::clock::{Clock, Nanos, VirtualClock};
 use crate::gpu::{
-    Access, CopySource, DevicePtr, DeviceRegion, Epoch, EventId, FlagId, Gpu, GpuDescription, GpuMemory, GraphId,
-    Launch, MappedRegion, StreamId, StreamKind,
+    Access, CopySource, DevicePtr, DeviceRegion, Epoch, EventId, FlagId, Gpu, GpuDescription, GpuMemory, Launch,
+    MappedRegion, StreamId, StreamKind,
 };
 use crate::memory::HostRegion;
 use crate::team::Pressure;
-use graph::{Call, Recording};
 use memory::SimMemory;
 use race::{AGENTS, HOST};
 use state::{Event, Flag, Moment, Shared};
