@@ -8,6 +8,7 @@ mod emulator;
 
 use emulator::Kernels;
 use kernels::cuda::check::{Machine, check_operators, check_products, check_rest};
+use kernels::cuda::product::Chip;
 use kernels::cuda::{DevicePtr, Launch};
 use kernels::quant::WeightType;
 use rustix::mm::{MapFlags, MprotectFlags, ProtFlags, mmap_anonymous, mprotect, munmap};
@@ -37,6 +38,10 @@ impl Drop for Emulator {
 impl Machine for Emulator {
     fn name(&self) -> String {
         format!("emulated CUDA, order {}", self.order)
+    }
+
+    fn chips(&self) -> Vec<Chip> {
+        vec![Chip::Portable, Chip::Sm90]
     }
 
     fn alloc(&mut self, bytes: usize) -> Result<DevicePtr, String> {

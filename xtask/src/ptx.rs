@@ -21,7 +21,8 @@ use std::sync::Mutex;
 const WHEELS: [&str; 2] = ["nvidia-cuda-nvrtc-cu12==12.4.127", "nvidia-cuda-nvcc-cu12==12.4.131"];
 /// Baseline architecture of the PTX; a module may name another in the manifest (`arch=compute_90`).
 const PTX_ARCH: &str = "compute_80";
-/// Machine code is made for the oldest and the newest architecture that the tool chain's kernels are tuned on.
+/// Machine code is made for the oldest and the newest architecture that the tool chain's kernels are tuned on; of a
+/// module whose instructions only one architecture has (`arch=compute_90a`) for that one.
 const PTXAS_ARCHS: [&str; 2] = ["sm_80", "sm_90"];
 /// Set in the child process whose loader path contains NVRTC.
 const CHILD_MARK: &str = "ATS_PTX_TOOLCHAIN";
@@ -266,20 +267,30 @@ fn check(paths: &Paths, modules: &[Module], chosen: &[&Module], compiled: &[Stri
     }
     stale.extend(foreign_files(&directory, modules)?.iter().map(|path| path.display().to_string()));
     ensure!(stale.is_empty(), "stale PTX: {}; run `cargo xtask ptx` and commit the result", stale.join(", "));
-    let jobs: Vec<(&Module, &str, &str)> =
-        chosen.iter().zip(compiled).flat_map(|(m, ptx)| PTXAS_ARCHS.map(|arch| (*m, ptx.as_str(), arch))).collect();
+    let jobs: Vec<(&Module, &str, String)> = chosen
+        .iter()
+        .zip(compiled)
+        .flat_map(|(module, ptx)| targets(module).into_iter().map(|arch| (*module, ptx.as_str(), arch)))
+        .collect();
     let reports = in_parallel(&jobs, |(module, ptx, arch)| assemble(paths, module, ptx, arch))?;
     let functions: usize = reports.iter().sum();
     println!("{} modules fresh; {functions} kernels for {PTXAS_ARCHS:?} without spills or stack", chosen.len());
     Ok(())
 }
 
-/// Assembles one module and returns its number of kernels.
-fn assemble(paths: &Paths, module: &Module, ptx: &str, arch: &str) -> Result<usize> {
-    let needs = module.arch.trim_start_matches("compute_").trim_end_matches('a').parse::<u32>().unwrap_or(80);
-    if arch.trim_start_matches("sm_").parse::<u32>().is_ok_and(|offered| offered < needs) {
-        return Ok(0);
+/// Architectures that a module's machine code is made for.
+fn targets(module: &Module) -> Vec<String> {
+    let number = |arch: &str| arch.trim_start_matches(|c: char| !c.is_ascii_digit()).parse().unwrap_or(80);
+    if module.arch.ends_with('a') {
+        return vec![module.arch.replace("compute_", "sm_")];
     }
+    let needs: u32 = number(&module.arch);
+    PTXAS_ARCHS.iter().filter(|arch| number(arch) >= needs).map(|arch| arch.to_string()).collect()
+}
+
+/// Assembles one module and returns its number of kernels. `ptxas` warns where it makes asynchronous products wait for
+/// each other; that is a fault.
+fn assemble(paths: &Paths, module: &Module, ptx: &str, arch: &str) -> Result<usize> {
     let text = paths.toolchain.join(format!("{}-{arch}.ptx", module.name));
     std::fs::write(&text, ptx)?;
     let output = Command::new(paths.toolchain.join("nvidia/cuda_nvcc/bin/ptxas"))
@@ -290,6 +301,7 @@ fn assemble(paths: &Paths, module: &Module, ptx: &str, arch: &str) -> Result<usi
     std::fs::remove_file(&text)?;
     let log = String::from_utf8_lossy(&output.stderr);
     ensure!(output.status.success(), "ptxas {arch}, module {}:\n{log}", module.name);
+    ensure!(!log.contains("serialized"), "ptxas {arch}, module {}:\n{log}", module.name);
     let frames: Vec<&str> = log.lines().filter(|line| line.contains("bytes stack frame")).collect();
     for frame in &frames {
         let clean = frame.trim() == "0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads";

@@ -3,6 +3,7 @@
 use device::cuda::{CudaGpu, KernelLaunch};
 use device::gpu::{DevicePtr as GpuPtr, DeviceRegion, Gpu, StreamId, StreamKind};
 use kernels::cuda::check::Machine;
+use kernels::cuda::product::Chip;
 use kernels::cuda::{DevicePtr, Launch};
 
 /// Enough for the largest case.
@@ -37,6 +38,11 @@ impl<'a> GpuMachine<'a> {
 impl Machine for GpuMachine<'_> {
     fn name(&self) -> String {
         self.gpu.description().name.clone()
+    }
+
+    fn chips(&self) -> Vec<Chip> {
+        let own = Chip::of(self.gpu.model().capability);
+        [Chip::Portable, Chip::Sm90].into_iter().filter(|&chip| chip <= own).collect()
     }
 
     fn alloc(&mut self, bytes: usize) -> Result<DevicePtr, String> {

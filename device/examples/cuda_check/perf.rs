@@ -11,13 +11,14 @@ use device::DeviceError;
 use device::cuda::{CudaGpu, CudaGraph};
 use device::gpu::{DeviceRegion, Epoch, EventId, Gpu, StreamId, StreamKind};
 use kernels::cuda::ops;
-use kernels::cuda::product::{self, Activations, Form, Part, TokenTile};
+use kernels::cuda::product::{self, Activations, Chip, Form, Part, TokenTile};
 use kernels::cuda::rows::convert;
 use kernels::cuda::transfer::{copy_bytes, fill_random, move_rows, read_bytes};
 use kernels::cuda::{DevicePtr, Forms, GpuLayout, GpuMatrix, Launch, View};
 use kernels::quant::WeightType;
 
 use crate::machine::kernel;
+use crate::{Arguments, is_listed};
 
 const GIB: u64 = 1 << 30;
 /// Replays of a measurement.
@@ -34,6 +35,12 @@ struct Lab<'a> {
 }
 
 impl Lab<'_> {
+    /// Whose matrix kernels this GPU runs.
+    fn chips(&self) -> Vec<Chip> {
+        let own = Chip::of(self.gpu.model().capability);
+        [Chip::Portable, Chip::Sm90].into_iter().filter(|&chip| chip <= own).collect()
+    }
+
     fn room(&mut self, bytes: u64) -> DevicePtr {
         let at = self.used_bytes;
         self.used_bytes = (at + bytes.max(16)).next_multiple_of(256);
@@ -84,7 +91,7 @@ impl Lab<'_> {
 }
 
 /// All measurements.
-pub fn run(gpu: &CudaGpu, dense_tflops: Option<f64>, chosen: &dyn Fn(WeightType) -> bool) -> Result<(), DeviceError> {
+pub fn run(gpu: &CudaGpu, wanted: &Arguments) -> Result<(), DeviceError> {
     let free = gpu.memory()?.free_bytes;
     let arena = gpu.take_memory((free - GIB).min(16 * GIB), "measurements")?;
     let stream = gpu.new_stream(StreamKind::Compute)?;
@@ -93,12 +100,21 @@ pub fn run(gpu: &CudaGpu, dense_tflops: Option<f64>, chosen: &dyn Fn(WeightType)
     make_noise(gpu, noise)?;
     let mut lab = Lab { gpu, arena, used_bytes: 0, noise, stream, events };
     let copy_gb_s = bandwidths(&mut lab)?;
-    latencies(&mut lab)?;
-    chains(&mut lab, copy_gb_s, chosen)?;
-    prefill(&mut lab, dense_tflops, chosen)?;
-    models::experts(&mut lab)?;
-    models::attentions(&mut lab)?;
-    models::small(&mut lab)
+    if is_listed(&wanted.sections, "small") {
+        latencies(&mut lab)?;
+    }
+    let chosen = |ty: WeightType| wanted.has_type(ty);
+    for section in ["chains", "prefill", "experts", "attention", "small"] {
+        match section {
+            _ if !is_listed(&wanted.sections, section) => Ok(()),
+            "chains" => chains(&mut lab, copy_gb_s, &chosen),
+            "prefill" => prefill(&mut lab, wanted.dense_tflops, &chosen),
+            "experts" => models::experts(&mut lab, &chosen),
+            "attention" => models::attentions(&mut lab),
+            _ => models::small(&mut lab),
+        }?;
+    }
+    Ok(())
 }
 
 fn bandwidths(lab: &mut Lab) -> Result<f64, DeviceError> {
@@ -278,20 +294,19 @@ fn chain(lab: &mut Lab, ty: WeightType, layout: GpuLayout, tokens: u32) -> Resul
 }
 
 fn prefill(lab: &mut Lab, dense_tflops: Option<f64>, chosen: &dyn Fn(WeightType) -> bool) -> Result<(), DeviceError> {
-    println!("\nprefill products, TFLOP/s by token tile 64 / 128 / 256 (share of dense F16 of the best)");
+    println!("\nprefill products, TFLOP/s by token tile 64 / 128 / 192 / 256 (share of dense F16 of the best)");
     let shapes = [(17408u32, 5120u32), (5120, 17408), (5120, 5120)];
-    for ty in WeightType::ALL.into_iter().filter(|&ty| ty != WeightType::F32 && chosen(ty)) {
-        for layout in [GpuLayout::Tiled, GpuLayout::Gguf].into_iter().filter(|layout| layout.exists_for(ty)) {
+    for chip in lab.chips() {
+        for ty in WeightType::ALL.into_iter().filter(|&ty| ty != WeightType::F32 && chosen(ty)) {
             for (rows, cols) in shapes {
                 for tokens in [512u32, 2048] {
-                    let rates = prefill_rates(lab, ty, layout, rows, cols, tokens)?;
-                    let best = rates.iter().copied().fold(0.0, f64::max);
+                    let rates = prefill_rates(lab, chip, ty, (rows, cols), tokens)?;
+                    let best = rates.iter().flatten().copied().fold(0.0, f64::max);
                     let share = dense_tflops.map_or(String::new(), |dense| format!("{:5.1} %", 100.0 * best / dense));
+                    let rates =
+                        rates.map(|rate| rate.map_or("     -".to_string(), |rate| format!("{rate:6.1}"))).join(" ");
                     let rule = TokenTile::for_shape(rows, tokens);
-                    println!(
-                        "{ty:8} {layout:?} {cols:6} -> {rows:6} x {tokens:5}: {:6.1} {:6.1} {:6.1}  {share} {rule:?}",
-                        rates[0], rates[1], rates[2]
-                    );
+                    println!("{chip:?} {ty:8} {cols:6} -> {rows:6} x {tokens:5}: {rates}  {share} {rule:?}");
                 }
             }
         }
@@ -299,14 +314,15 @@ fn prefill(lab: &mut Lab, dense_tflops: Option<f64>, chosen: &dyn Fn(WeightType)
     Ok(())
 }
 
+/// By tile, in the layout that weights have on a GPU.
 fn prefill_rates(
     lab: &mut Lab,
+    chip: Chip,
     ty: WeightType,
-    layout: GpuLayout,
-    rows: u32,
-    cols: u32,
+    (rows, cols): (u32, u32),
     tokens: u32,
-) -> Result<Vec<f64>, DeviceError> {
+) -> Result<[Option<f64>; 4], DeviceError> {
+    let layout = GpuLayout::preferred(ty);
     lab.used_bytes = 0;
     let x = lab.rows(u64::from(tokens), cols);
     fill_rows(lab, x, tokens)?;
@@ -318,10 +334,11 @@ fn prefill_rates(
     let out = lab.rows(u64::from(tokens), rows);
     let part = Part { weight, bias: DevicePtr::NULL, residual: View::default(), out };
     let flop = 2.0 * f64::from(rows) * f64::from(cols) * f64::from(tokens);
-    let mut rates = Vec::new();
-    for tile in TokenTile::ALL {
-        let Ok(launch) = product::matmul(&part, &active, tokens, tile) else { continue };
-        rates.push(flop / lab.time(&[launch; 4])? * 4.0 / 1e6);
+    let mut rates = [None; 4];
+    for (rate, tile) in rates.iter_mut().zip(TokenTile::ALL).filter(|(_, tile)| tile.exists_on(chip)) {
+        if let Ok(launch) = product::matmul(chip, &part, &active, tokens, tile) {
+            *rate = Some(flop / lab.time(&[launch; 4])? * 4.0 / 1e6);
+        }
     }
     Ok(rates)
 }

@@ -7,6 +7,7 @@ mod operators;
 mod products;
 mod rest;
 
+use super::product::Chip;
 use super::{DevicePtr, Launch, View};
 
 pub use operators::check_operators;
@@ -22,6 +23,8 @@ pub const HALF_ATTENTION: f64 = 5e-3;
 pub trait Machine {
     /// Name for failures.
     fn name(&self) -> String;
+    /// Whose matrix kernels it runs.
+    fn chips(&self) -> Vec<Chip>;
     /// Memory of any content, 16-byte aligned.
     ///
     /// # Errors

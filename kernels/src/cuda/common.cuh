@@ -17,6 +17,7 @@ typedef unsigned long long u64;
 #else
 #define DEVICE static __device__ __forceinline__
 #define DYNAMIC_SHARED(name) extern __shared__ __align__(128) u8 name[]
+#define DYNAMIC_TILES(name) extern __shared__ __align__(1024) u8 name[]
 #define EXPORT(kernel)
 #define BOUNDS(threads, blocks) __launch_bounds__(threads, blocks)
 #define INFINITY __int_as_float(0x7f800000)

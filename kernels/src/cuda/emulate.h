@@ -34,11 +34,15 @@ static inline int2 make_int2(i32 x, i32 y) { return {x, y}; }
 #define __align__(n) __attribute__((aligned(n)))
 #define __restrict__
 #define BOUNDS(threads, blocks)
-#define DYNAMIC_SHARED(name) u8 *name = emu::shared.data()
+#define DYNAMIC_SHARED(name) u8 *name = emu::shared_start()
+#define DYNAMIC_TILES(name) u8 *name = emu::shared_start()
 
 namespace emu {
 
 struct Copy { void *to; const void *from; bool valid; };
+
+/// A step of asynchronous products that runs: its operands, and what they held when it started.
+struct Step { u64 a, b; u32 rows_b; u64 seen; };
 
 struct Fibre {
     void *stack_pointer = nullptr;
@@ -46,6 +50,7 @@ struct Fibre {
     bool finished = false;
     std::vector<std::vector<Copy>> groups; // committed
     std::vector<Copy> open;
+    std::vector<Step> steps;
 };
 
 struct Barrier { u32 arrived = 0, generation = 0, members = 0; };
@@ -70,6 +75,8 @@ __attribute__((naked, noinline)) static void switch_stack(void ** /*save*/, void
                  "movq %rsp, (%rdi)\n movq %rsi, %rsp\n"
                  "popq %r15\n popq %r14\n popq %r13\n popq %r12\n popq %rbx\n popq %rbp\n ret\n");
 }
+
+static u8 *shared_start() { return (u8 *)(((uintptr_t)shared.data() + 1023) & ~(uintptr_t)1023); }
 
 static void fail(const char *what) {
     fprintf(stderr, "emulated kernel, block (%u,%u,%u) thread %u: %s\n", block.x, block.y, block.z, current, what);
@@ -149,7 +156,7 @@ static void run_block(bool reverse) {
 static void launch(const u32 *dims, u32 shared_bytes, u32 order, void (*kernel)(void **), void **args) {
     grid = {dims[0], dims[1], dims[2]};
     size = {dims[3], dims[4], dims[5]};
-    shared.assign(shared_bytes + 128, 0xff);
+    shared.assign(shared_bytes + 1024 + 128, 0xff);
     body = kernel;
     arguments = args;
     u64 blocks = (u64)grid.x * grid.y * grid.z;
@@ -226,6 +233,46 @@ static void ldmatrix(u32 *d, const void *row, bool transposed) {
         memcpy(&d[m], pair, 4);
     }
     warp_wait();
+}
+
+// The two bytes at `column` of `row` of an operand (wgmma.cuh); the swap acts on the address.
+static u16 operand_element(u64 operand, u32 row, u32 column) {
+    u32 rows_apart = (u32)(operand >> 32 & 0x3fff) << 4, at = (u32)(operand & 0x3fff) << 4;
+    at += row / 8 * rows_apart + row % 8 * 128 + 2 * column;
+    u16 element;
+    memcpy(&element, shared_start() + (at ^ (at >> 3 & 0x70)), 2);
+    return element;
+}
+
+static u64 digest(const Step &step) {
+    u64 sum = 0;
+    for (u32 row = 0; row < 64 + step.rows_b; row++)
+        for (u32 column = 0; column < 64; column++)
+            sum = sum * 31 + operand_element(row < 64 ? step.a : step.b, row < 64 ? row : row - 64, column);
+    return sum;
+}
+
+// Computed at once; one lane of each warp sees to it that the operands stay as they are until the wait.
+template <u32 N> static void start_step(float (&d)[N], u64 a, u64 b, bool brain) {
+    if (a >> 62 != 1 || b >> 62 != 1) fail("operands of another form");
+    u32 g = lane() / 4, t = lane() % 4, w = warp() % 4;
+    for (u32 i = 0; i < 2; i++) {
+        float row[64];
+        for (u32 k = 0; k < 64; k++) row[k] = half_of(operand_element(a, 16 * w + g + 8 * i, k), 0, brain);
+        for (u32 n = 0; n < N / 4; n++)
+            for (u32 j = 0; j < 2; j++)
+                for (u32 k = 0; k < 64; k++)
+                    d[4 * n + 2 * i + j] += row[k] * half_of(operand_element(b, 8 * n + 2 * t + j, k), 0, brain);
+    }
+    Step step{a, b, 2 * N, 0};
+    if (lane() == 0) step.seen = digest(step);
+    fibres[current].steps.push_back(step);
+}
+
+static void wait_steps(size_t most) {
+    auto &steps = fibres[current].steps;
+    for (; steps.size() > most; steps.erase(steps.begin()))
+        if (lane() == 0 && digest(steps.front()) != steps.front().seen) fail("an operand changed before the wait");
 }
 
 } // namespace emu
@@ -334,6 +381,18 @@ DEVICE void mma_f16(float *c, const u32 *a, const u32 *b) { emu::mma(c, a, b, fa
 DEVICE void mma_bf16(float *c, const u32 *a, const u32 *b) { emu::mma(c, a, b, true); }
 DEVICE void ldmatrix4(u32 *d, const void *row) { emu::ldmatrix(d, row, false); }
 DEVICE void ldmatrix4_trans(u32 *d, const void *row) { emu::ldmatrix(d, row, true); }
+
+DEVICE u64 operand_at(const void *tile) {
+    u64 at = (u64)((const u8 *)tile - emu::shared_start());
+    if (at % 1024 != 0) emu::fail("a tile that starts inside a group of 8 rows");
+    return (u64)1 << 62 | (u64)64 << 32 | (u64)1 << 16 | at >> 4;
+}
+DEVICE void publish_shared() {}
+template <bool BRAIN, size_t N> DEVICE void start_step(float (&d)[N], u64 a, u64 b) {
+    emu::start_step<(u32)N>(d, a, b, BRAIN);
+}
+template <int N> DEVICE void wait_steps() { emu::wait_steps(N); }
+template <size_t N> DEVICE void finish_sums(float (&)[N]) { emu::wait_steps(0); }
 
 DEVICE void check_aligned(const void *p, uintptr_t bytes) {
     if ((uintptr_t)p % bytes != 0) emu::fail("misaligned vector access");

@@ -4,7 +4,9 @@
 //! expert ([`sort`]) and each expert multiplies its entries with the tensor-core kernel ([`grouped`]). Next: `ops.rs`.
 
 use super::args::{FloatGemvArgs, GemvArgs, MatmulArgs, RouterArgs, SortArgs};
-use super::product::{Activations, Family, Part, TokenTile, float_module, kernel_parts, module, row_blocks, split};
+use super::product::{
+    Activations, Chip, Family, Part, TokenTile, float_module, kernel_parts, matmul_launch, module, row_blocks, split,
+};
 use super::{DevicePtr, Launch, View};
 use crate::KernelError;
 use crate::cpu::ops::router::{RouterScore, RouterWeights};
@@ -151,11 +153,27 @@ pub enum InputRows {
     PerEntry,
 }
 
+/// [`grouped_on`] any chip.
+///
+/// # Errors
+/// As there.
+pub fn grouped(
+    part: &Part,
+    x: &Activations,
+    tokens: u32,
+    slots: &Slots,
+    input: InputRows,
+    sorted: &Sorted,
+) -> Result<Launch, KernelError> {
+    grouped_on(Chip::Portable, part, x, tokens, slots, input, sorted)
+}
+
 /// The product of every entry with its expert, sorted.
 ///
 /// # Errors
 /// Columns that are no whole number of blocks.
-pub fn grouped(
+pub fn grouped_on(
+    chip: Chip,
     part: &Part,
     x: &Activations,
     tokens: u32,
@@ -184,9 +202,7 @@ pub fn grouped(
         x_per_entry: u32::from(input == InputRows::PerEntry),
     };
     let tiles = Sorted::tiles_max(sorted.tile, tokens * slots.slots, slots.matrices);
-    let grid = [tiles, weight.rows.div_ceil(128), 1];
-    let launch = Launch::new(module("matmul", weight.ty, weight.layout), sorted.tile.kernel(), grid, 256, &args);
-    Ok(launch.with_shared(sorted.tile.shared_bytes()))
+    Ok(matmul_launch(chip, &weight, sorted.tile, tiles, &args))
 }
 
 /// Parameters of a routing.

@@ -42,6 +42,11 @@ pub fn modules() -> impl Iterator<Item = &'static str> {
     ptx::PTX.iter().map(|entry| entry.0)
 }
 
+/// Names of the modules that a chip takes, sorted.
+pub fn modules_on(chip: product::Chip) -> impl Iterator<Item = &'static str> {
+    modules().filter(move |name| chip == product::Chip::Sm90 || !name.contains("_sm90_"))
+}
+
 /// Modules that every program may need.
 const GENERAL: [&str; 10] = [
     "rows",
@@ -106,11 +111,13 @@ mod tests {
     }
 
     #[test]
-    fn every_module_has_kernels_and_is_for_the_baseline_architecture() {
+    fn every_module_has_kernels_and_is_for_the_architecture_that_its_name_says() {
         for name in modules() {
             let text = ptx(name).unwrap_or_default();
             assert!(entries(&text).count() > 0, "{name}");
-            assert!(text.contains(".target sm_80"), "{name}");
+            let everywhere = modules_on(product::Chip::Portable).any(|portable| portable == name);
+            let target = if everywhere { ".target sm_80\n" } else { ".target sm_90a\n" };
+            assert!(text.contains(target), "{name}");
         }
     }
 }

@@ -109,11 +109,14 @@ pub fn adds_residual(ty: WeightType, cols: u32, tokens: u32) -> bool {
     Family::of(ty, cols, tokens) != Family::Tile
 }
 
+/// A module that does not exist.
+const MISSING: &str = "missing";
+
 /// Name of the module of a family for a type and layout.
 pub(super) fn module(family: &str, ty: WeightType, layout: GpuLayout) -> &'static str {
     let tiled = layout == GpuLayout::Tiled && GpuLayout::Tiled.exists_for(ty);
     let name = format!("{family}_{}{}", ty.name().to_lowercase(), if tiled { "_tiled" } else { "" });
-    super::modules().find(|module| *module == name).unwrap_or("missing")
+    super::modules().find(|module| *module == name).unwrap_or(MISSING)
 }
 
 /// Launches of a group of products with the same input, in order. Parts of one type, layout and column count that
@@ -134,7 +137,7 @@ pub fn product(parts: &[Part], x: &Activations, tokens: u32) -> Result<Vec<Launc
             Family::Skinny => launches.push(skinny(group, x, tokens)?),
             Family::Tile => {
                 for part in group {
-                    launches.push(matmul(part, x, tokens, TokenTile::for_shape(weight.rows, tokens))?);
+                    launches.push(matmul(Chip::Portable, part, x, tokens, TokenTile::for_shape(weight.rows, tokens))?);
                 }
             }
         }
@@ -246,20 +249,51 @@ fn skinny(parts: &[Part], x: &Activations, tokens: u32) -> Result<Launch, Kernel
     Ok(Launch::new(module("skinny", weight.ty, weight.layout), kernel, grid, 256, &args))
 }
 
-/// Tokens of one block of the tensor-core matrix kernel.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// Which of the tensor-core matrix kernels a GPU runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Chip {
+    /// `matmul.cu`: compute capability 8.0 and later.
+    Portable,
+    /// `matmul_sm90.cu` where it exists for a type: compute capability 9.0, whose own instructions no other has.
+    Sm90,
+}
+
+impl Chip {
+    /// By compute capability.
+    pub fn of(capability: (u32, u32)) -> Chip {
+        if capability == (9, 0) { Chip::Sm90 } else { Chip::Portable }
+    }
+
+    /// Module of the matrix kernels of a type and layout, and for which chip it is.
+    pub(super) fn matmul_module(self, ty: WeightType, layout: GpuLayout) -> (Chip, &'static str) {
+        match (self, module("matmul_sm90", ty, layout)) {
+            (Chip::Portable, _) | (_, MISSING) => (Chip::Portable, module("matmul", ty, layout)),
+            (Chip::Sm90, name) => (Chip::Sm90, name),
+        }
+    }
+}
+
+/// Tokens of one block of the tensor-core matrix kernels.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum TokenTile {
     /// Two blocks run on a multiprocessor at once.
     T64,
     /// Twice the tokens.
     T128,
+    /// Between the two; [`Chip::Sm90`] only.
+    T192,
     /// The fewest passes over weights and shared memory.
     T256,
 }
 
 impl TokenTile {
     /// All, smallest first.
-    pub const ALL: [TokenTile; 3] = [TokenTile::T64, TokenTile::T128, TokenTile::T256];
+    pub const ALL: [TokenTile; 4] = [TokenTile::T64, TokenTile::T128, TokenTile::T192, TokenTile::T256];
+
+    /// Whether a chip's kernels have this tile.
+    pub fn exists_on(self, chip: Chip) -> bool {
+        chip == Chip::Sm90 || self != TokenTile::T192
+    }
 
     /// The tile for a product: large ones, as long as they give enough blocks.
     pub fn for_shape(rows: u32, tokens: u32) -> TokenTile {
@@ -277,6 +311,7 @@ impl TokenTile {
         match self {
             TokenTile::T64 => 64,
             TokenTile::T128 => 128,
+            TokenTile::T192 => 192,
             TokenTile::T256 => 256,
         }
     }
@@ -285,22 +320,42 @@ impl TokenTile {
         match self {
             TokenTile::T64 => "matmul64",
             TokenTile::T128 => "matmul128",
+            TokenTile::T192 => "matmul192",
             TokenTile::T256 => "matmul256",
         }
     }
 
-    /// Two weight tiles of 128 rows and two or three activation tiles, 128 bytes a row.
-    pub(super) fn shared_bytes(self) -> u32 {
-        let stages = if self == TokenTile::T256 { 2 } else { 3 };
-        128 * (2 * 128 + stages * self.tokens())
+    /// Weight tiles of 128 rows and activation tiles, 128 bytes a row.
+    pub(super) fn shared_bytes(self, chip: Chip) -> u32 {
+        let tokens = self.tokens();
+        match (chip, self) {
+            (Chip::Portable, TokenTile::T256) => 128 * (2 * 128 + 2 * tokens),
+            (Chip::Portable, _) => 128 * (2 * 128 + 3 * tokens),
+            (Chip::Sm90, TokenTile::T256) => 128 * (3 * 128 + 5 * tokens) + 4 * tokens,
+            (Chip::Sm90, TokenTile::T128) => 128 * (3 * 128 + 4 * tokens) + 4 * tokens,
+            (Chip::Sm90, _) => 128 * (3 * 128 + 6 * tokens) + 4 * tokens,
+        }
     }
 }
 
-/// The launch of one product with a given token tile.
+/// A launch of the matrix kernels over a grid of token tiles, as many as stated, and row blocks.
+pub(super) fn matmul_launch(
+    chip: Chip,
+    weight: &GpuMatrix,
+    tile: TokenTile,
+    token_tiles: u32,
+    args: &MatmulArgs,
+) -> Launch {
+    let (chip, module) = chip.matmul_module(weight.ty, weight.layout);
+    let grid = [token_tiles, weight.rows.div_ceil(128), 1];
+    Launch::new(module, tile.kernel(), grid, 256, args).with_shared(tile.shared_bytes(chip))
+}
+
+/// The launch of one product with a given token tile, which the chip must have for the weight's type.
 ///
 /// # Errors
 /// Columns that are no whole number of blocks.
-pub fn matmul(part: &Part, x: &Activations, tokens: u32, tile: TokenTile) -> Result<Launch, KernelError> {
+pub fn matmul(chip: Chip, part: &Part, x: &Activations, tokens: u32, tile: TokenTile) -> Result<Launch, KernelError> {
     let weight = part.weight;
     let args = MatmulArgs {
         weight: weight.data,
@@ -316,9 +371,7 @@ pub fn matmul(part: &Part, x: &Activations, tokens: u32, tile: TokenTile) -> Res
         chosen: 1,
         ..MatmulArgs::default()
     };
-    let grid = [tokens.div_ceil(tile.tokens()), weight.rows.div_ceil(128), 1];
-    let launch = Launch::new(module("matmul", weight.ty, weight.layout), tile.kernel(), grid, 256, &args);
-    Ok(launch.with_shared(tile.shared_bytes()))
+    Ok(matmul_launch(chip, &weight, tile, tokens.div_ceil(tile.tokens()), &args))
 }
 
 #[cfg(test)]

@@ -84,7 +84,7 @@ fn manifest_line(module: &str) -> (String, Vec<String>) {
     let line = manifest.lines().find(|line| line.split_whitespace().next() == Some(module));
     let mut words = line.unwrap_or_else(|| panic!("no module {module}")).split_whitespace().skip(1);
     let source = words.next().unwrap().to_string();
-    (source, words.map(|word| format!("-D{word}")).collect())
+    (source, words.filter(|word| !word.starts_with("arch=")).map(|word| format!("-D{word}")).collect())
 }
 
 /// Compiles a module unless that was done before, and loads it.

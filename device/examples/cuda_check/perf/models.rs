@@ -4,7 +4,7 @@ use device::DeviceError;
 use kernels::cpu::ops::attention::{AttentionShape, Mask};
 use kernels::cpu::ops::elementwise::Glu;
 use kernels::cuda::attention::{Attend, Method, Partials};
-use kernels::cuda::experts::{InputRows, Slots, Sorted, grouped, slots, sort};
+use kernels::cuda::experts::{InputRows, Slots, Sorted, grouped_on, slots, sort};
 use kernels::cuda::ops::{self, CacheType, KvCache, RoundInputs};
 use kernels::cuda::product::{self, Form, Part, TokenTile};
 use kernels::cuda::rows::{convert, glu, rms_norm};
@@ -14,7 +14,7 @@ use kernels::quant::WeightType;
 use super::{GIB, Lab, activations, fill_random, fill_rows, matrix, matrix_bytes};
 
 /// Experts of Qwen3-30B-A3B and GPT-OSS-20B.
-pub fn experts(lab: &mut Lab) -> Result<(), DeviceError> {
+pub fn experts(lab: &mut Lab, wanted: &dyn Fn(WeightType) -> bool) -> Result<(), DeviceError> {
     println!("\nexperts: decode by slot, prefill sorted");
     let models = [
         ("Qwen3-30B-A3B gate+up", WeightType::Q4_K, 128u32, 8u32, 768u32, 2048u32, InputRows::PerToken),
@@ -22,7 +22,7 @@ pub fn experts(lab: &mut Lab) -> Result<(), DeviceError> {
         ("GPT-OSS-20B gate+up", WeightType::MXFP4, 32, 4, 2880, 2880, InputRows::PerToken),
         ("GPT-OSS-20B down", WeightType::MXFP4, 32, 4, 2880, 2880, InputRows::PerEntry),
     ];
-    for (name, ty, count, chosen, rows, cols, input) in models {
+    for (name, ty, count, chosen, rows, cols, input) in models.into_iter().filter(|model| wanted(model.1)) {
         for tokens in [1u32, 4, 512, 2048] {
             lab.used_bytes = 0;
             let entries = tokens * chosen;
@@ -101,18 +101,20 @@ fn sorted(lab: &mut Lab, case: &Experts, parts: &[Part], x: View, slot: &Slots) 
     let flop = 2.0 * f64::from(rows) * f64::from(cols) * f64::from(entries);
     let (active, conversion) = activations(lab, product::form(ty, cols, 64), x, case.x_rows());
     lab.enqueue(&conversion.into_iter().collect::<Vec<_>>())?;
-    for tile in TokenTile::ALL {
+    let tiles = lab.chips().into_iter().flat_map(|chip| TokenTile::ALL.map(|tile| (chip, tile)));
+    for (chip, tile) in tiles.filter(|(chip, tile)| tile.exists_on(*chip)) {
         let tiles = lab.room(16 * u64::from(Sorted::tiles_max(tile, entries, count)));
         let order = lab.room(4 * u64::from(entries));
         let sorted = Sorted { order, tiles, n_tiles: lab.room(4), tile };
         let sorting = sort(slot.ids, tokens, chosen, count, &sorted);
-        let products = parts.iter().filter_map(|part| grouped(part, &active, tokens, slot, input, &sorted).ok());
+        let products =
+            parts.iter().filter_map(|part| grouped_on(chip, part, &active, tokens, slot, input, &sorted).ok());
         let products: Vec<Launch> = products.collect();
         let sort_us = lab.time(&[sorting])?;
         lab.enqueue(&[sorting])?;
         let us = lab.time(&products)?;
         println!(
-            "{name:24} {tokens:5} tokens {tile:?}: {us:7.1} us, {:6.1} TFLOP/s; sorting {sort_us:.1} us",
+            "{name:24} {tokens:5} tokens {chip:?} {tile:?}: {us:7.1} us, {:6.1} TFLOP/s; sorting {sort_us:.1} us",
             flop / us / 1e6
         );
     }

@@ -3,8 +3,8 @@
 
 use super::{Bench, Machine, TENSOR_CORE_NMSE_MAX, judge, relative_norm};
 use crate::cases::{MATMUL_NMSE_MAX, MatmulCase, PLAIN_MATMUL_NMSE_MAX, Random, matmul_cases, random_weights};
-use crate::cuda::experts::{InputRows, Slots, Sorted, grouped, has_grouped, slots, sort};
-use crate::cuda::product::{self, Activations, Family, Form, Part, TokenTile};
+use crate::cuda::experts::{InputRows, Slots, Sorted, grouped_on, has_grouped, slots, sort};
+use crate::cuda::product::{self, Activations, Chip, Family, Form, Part, TokenTile};
 use crate::cuda::rows::convert;
 use crate::cuda::{DevicePtr, Forms, GpuLayout, GpuMatrix, View, repack, tile_rows};
 use crate::quant::{WeightType, dequantise_row};
@@ -24,10 +24,17 @@ pub fn check_products(machine: &mut dyn Machine, wanted: &dyn Fn(WeightType) -> 
             let what = format!("{}: {ty} {layout:?}", machine.name());
             check_tiles(machine, ty, layout).map_err(|error| format!("{what}: {error}"))?;
             check_group(machine, ty, layout).map_err(|error| format!("{what}: {error}"))?;
-            check_stack(machine, ty, layout).map_err(|error| format!("{what}: {error}"))?;
+            for chip in own_chips(machine, ty, layout) {
+                check_stack(machine, ty, layout, chip).map_err(|error| format!("{what}: {chip:?}: {error}"))?;
+            }
         }
     }
     Ok(())
+}
+
+/// The machine's chips that have a matrix kernel of their own for the type.
+fn own_chips(machine: &dyn Machine, ty: WeightType, layout: GpuLayout) -> Vec<Chip> {
+    machine.chips().into_iter().filter(|chip| chip.matmul_module(ty, layout).0 == *chip).collect()
 }
 
 fn layouts(ty: WeightType) -> impl Iterator<Item = GpuLayout> {
@@ -115,7 +122,9 @@ fn check_tiles(machine: &mut dyn Machine, ty: WeightType, layout: GpuLayout) -> 
     let (weights, mut x) = (case.weights(), case.activations());
     x[3 * cols..4 * cols].iter_mut().for_each(|x| *x *= 1e6);
     let expected = oracle(ty, cols, &weights, &x);
-    for tile in TokenTile::ALL {
+    let chips = own_chips(machine, ty, layout).into_iter();
+    let tiles = chips.flat_map(|chip| TokenTile::ALL.map(|tile| (chip, tile)));
+    for (chip, tile) in tiles.filter(|(chip, tile)| tile.exists_on(*chip)) {
         machine.clear()?;
         let mut bench = Bench { machine: &mut *machine };
         let view = bench.put_rows(&x, cols)?;
@@ -124,12 +133,12 @@ fn check_tiles(machine: &mut dyn Machine, ty: WeightType, layout: GpuLayout) -> 
         let out = bench.room_rows(tokens, rows)?;
         let part = Part { weight, bias: DevicePtr::NULL, residual: View::default(), out };
         let activations = bench.put_activations(product::tensor_core_form(ty), view, tokens)?;
-        let launch = product::matmul(&part, &activations, tokens as u32, tile).map_err(|error| error.to_string())?;
+        let launch = product::matmul(chip, &part, &activations, tokens as u32, tile).map_err(|error| error.to_string())?;
         bench.run([launch])?;
         let got: Vec<f32> = bench.get(out.data, tokens * rows)?;
         for (token, (got, want)) in got.chunks(rows).zip(expected.chunks(rows)).enumerate() {
             let error = relative_norm(got, want).powi(2);
-            judge(&format!("{tile:?}, token {token}"), error, TENSOR_CORE_NMSE_MAX)?;
+            judge(&format!("{chip:?} {tile:?}, token {token}"), error, TENSOR_CORE_NMSE_MAX)?;
         }
     }
     Ok(())
@@ -185,7 +194,7 @@ fn check_group(machine: &mut dyn Machine, ty: WeightType, layout: GpuLayout) -> 
 }
 
 /// A stack of experts by slot and sorted, shared and own inputs, with biases.
-fn check_stack(machine: &mut dyn Machine, ty: WeightType, layout: GpuLayout) -> Result<(), String> {
+fn check_stack(machine: &mut dyn Machine, ty: WeightType, layout: GpuLayout, chip: Chip) -> Result<(), String> {
     const EXPERTS: usize = 5;
     const CHOSEN: usize = 3;
     let (rows, cols) = (36, if ty.block().0 == 256 { 256 } else { 96 });
@@ -252,7 +261,7 @@ fn check_stack(machine: &mut dyn Machine, ty: WeightType, layout: GpuLayout) -> 
             let sorted = Sorted { order: bench.room(4 * entries as usize)?, tiles, n_tiles: bench.room(4)?, tile };
             let activations = bench.put_activations(product::tensor_core_form(ty), view, x_rows)?;
             let sorting = sort(ids, tokens as u32, CHOSEN as u32, EXPERTS as u32, &sorted);
-            let product = grouped(&part, &activations, tokens as u32, &slot, input, &sorted);
+            let product = grouped_on(chip, &part, &activations, tokens as u32, &slot, input, &sorted);
             bench.run([sorting, product.map_err(|error| error.to_string())?])?;
         }
         let got: Vec<f32> = bench.get(out.data, expected.len())?;
