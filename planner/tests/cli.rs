@@ -4,6 +4,7 @@ mod common;
 
 use plan_format::fingerprint::{Misfit, ModelDifference, check_fit, of_model};
 use plan_format::sections::{from_bytes, origin};
+use planner::profile::Profile;
 use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -65,9 +66,16 @@ fn a_plan_is_written_beside_the_model_and_read_back() {
 
 #[test]
 fn the_same_model_gives_the_same_bytes() {
-    let (_a, _, first) = compiled(OsStr::new("a.gguf"));
-    let (_b, _, second) = compiled(OsStr::new("b.gguf"));
-    assert_eq!(std::fs::read(first).unwrap(), std::fs::read(second).unwrap());
+    // A cache of its own: tests that share one may measure at the same time.
+    let cache = tempfile::tempdir().unwrap();
+    let plan = |name: &str| {
+        let model = cache.path().join(name);
+        std::fs::copy(common::path("qwen3"), &model).unwrap();
+        let ran = ats_plan_with(cache.path(), [OsStr::new("compile"), model.as_os_str()]);
+        assert_eq!(ran.code, Some(0), "{}", ran.err);
+        std::fs::read(model.with_extension("atsplan")).unwrap()
+    };
+    assert_eq!(plan("a.gguf"), plan("b.gguf"));
 }
 
 #[test]
@@ -297,22 +305,33 @@ fn this_machine_is_measured_once_and_its_profile_kept() {
     let cache = tempfile::tempdir().unwrap();
     let model = common::path("qwen3");
     let out = cache.path().join("plan.atsplan");
-    let compile = || {
+    let compile = |model: &Path| {
         let ran =
             ats_plan_with(cache.path(), ["compile".as_ref(), model.as_os_str(), "--out".as_ref(), out.as_os_str()]);
         assert_eq!((ran.code, ran.err.as_str()), (Some(0), ""));
-        std::fs::read(&out).unwrap()
+        let times = ran.out.lines().find(|line| line.starts_with("times: ")).unwrap().to_owned();
+        (std::fs::read(&out).unwrap(), times)
     };
-    let first = compile();
+    let (first, times) = compile(&model);
+    let shapes = planner::measure::shapes(&common::lowered("qwen3")).len();
+    assert!(times.contains(&format!("{shapes} of {shapes} matrix shapes measured on the CPU (")), "{times}");
     let kept = std::fs::read_dir(cache.path().join("ats")).unwrap().next().unwrap().unwrap().path();
     let profile = std::fs::read_to_string(&kept).unwrap();
     let plan = from_bytes(&first).unwrap();
     assert!(plan.report.predictions.iter().all(|p| p.round_us > 0.0) && !plan.report.predictions.is_empty());
-    assert_eq!(compile(), first, "the same profile gives the same bytes");
+    let (second, times) = compile(&model);
+    assert_eq!(second, first, "the same profile gives the same bytes");
+    assert!(times.contains(&format!("{shapes} of {shapes} ")) && !times.contains("just now"), "{times}");
     assert_eq!(std::fs::read_to_string(&kept).unwrap(), profile);
+    // Another model adds the shapes that it has of its own, and takes none away.
+    let points = || Profile::from_json(&std::fs::read_to_string(&kept).unwrap()).unwrap().points;
+    let before = points();
+    let (_, times) = compile(&common::path("gemma3"));
+    assert!(times.contains("just now"), "{times}");
+    assert!(points().len() > before.len() && points()[..before.len()] == before);
     // A profile that cannot be this machine's is measured anew.
     std::fs::write(&kept, profile.replace("schema_version\": 1", "schema_version\": 9")).unwrap();
-    compile();
+    compile(&model);
     assert!(std::fs::read_to_string(&kept).unwrap().contains("schema_version\": 1"));
 }
 
@@ -348,6 +367,56 @@ fn profiles_that_cannot_be_true_are_refused_by_the_name_of_the_figure() {
         std::fs::write(&file, good.out.replace(from, to)).unwrap();
         fails(&compile(), 1, &["device.json", named]);
     }
+}
+
+#[test]
+fn a_profile_from_elsewhere_is_not_to_be_measured_here() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("device.json");
+    let (model, device) = (common::path("qwen3"), file.to_str().unwrap());
+    let compile = |device: &str, more: &[&str]| {
+        let arguments = ["compile", model.to_str().unwrap(), "--out", "/dev/null", "--device", device];
+        ats_plan(arguments.iter().chain(more))
+    };
+    let noted = "Others took 40 % of the CPU time of the teams that were timed";
+    let text = ats_plan(["profile", "--device", LAPTOP]).out;
+    let text = text.replacen("\"assumptions\": [", &format!("\"assumptions\": [\n\"{noted}\","), 1);
+    std::fs::write(&file, text.replace("\"synthetic\"", "\"measured\"")).unwrap();
+    let ran = compile(device, &["--vram", "1G", "--context", "512"]);
+    assert_eq!(ran.code, Some(0), "{}", ran.err);
+    assert!(ran.out.contains(&format!("{noted} when it was measured\n")), "{}", ran.out);
+    let shapes = planner::measure::shapes(&common::lowered("qwen3")).len();
+    let times = format!("times: 0 of {shapes} matrix shapes measured on the CPU, 0 on the GPU; all else");
+    assert!(ran.out.contains(&times), "{}", ran.out);
+    assert!(!ran.out.contains("ats-plan profile"), "{}", ran.out);
+    let simulated = compile(LAPTOP, &["--vram", "1G", "--context", "512"]);
+    assert!(simulated.out.contains("times: calculated for the simulated machine rtx3060-laptop;"), "{}", simulated.out);
+    // A kind of operator that the file lacks.
+    let lines = text.lines().filter(|line| !(line.contains("\"attention\"") && line.contains("\"F16\"")));
+    std::fs::write(&file, lines.collect::<Vec<_>>().join("\n")).unwrap();
+    fails(&compile(device, &["--vram", "0"]), 1, &["no time for Attention F16", "on that machine", "--out FILE"]);
+}
+
+#[test]
+fn a_ubatch_beyond_the_profile_is_refused_with_the_most_that_it_holds() {
+    let folder = tempfile::tempdir().unwrap();
+    let model = folder.path().join("m.gguf");
+    fixtures::catalog::model("qwen3-0.6b").unwrap().write_sparse(&model).unwrap();
+    let compile = |ubatch: &str, context: &str| {
+        let arguments = ["compile", model.to_str().unwrap(), "--out", "/dev/null", "--device", LAPTOP, "--vram", "4G"];
+        ats_plan(arguments.iter().chain(&["--ubatch", ubatch, "--context", context]))
+    };
+    assert_eq!(compile("4096", "8192").code, Some(0));
+    for ubatch in ["4097", "8192"] {
+        let ran = compile(ubatch, "8192");
+        fails(
+            &ran,
+            2,
+            &[&format!("--ubatch {ubatch}"), "`rtx3060-laptop`", "4096 tokens at most", "give --ubatch at most 4096"],
+        );
+        assert!(!ran.err.contains("ats-plan profile"), "{}", ran.err);
+    }
+    fails(&compile("4096", "1024"), 2, &["--ubatch 4096 is more than --context 1024"]);
 }
 
 #[test]

@@ -4,7 +4,7 @@ mod common;
 
 use plan_format::artifact::KvType;
 use planner::cost::{Demand, needs, price};
-use planner::measure::{Pace, add_curves, add_points, all_needs, machine, shapes};
+use planner::measure::{Pace, Shape, add_curves, add_points, all_needs, machine, shapes, unmeasured};
 use planner::profile::{Backend, Operator, Profile};
 use std::time::Duration;
 
@@ -17,6 +17,8 @@ const GLANCE: Pace = Pace {
     expert_tokens: &[1, 8],
     attention_rows: &[1, 64],
     delta_tokens: &[1, 8],
+    point_tokens: &[1, 2, 16],
+    expert_point_tokens: &[1, 8],
 };
 
 fn demand() -> Demand {
@@ -73,11 +75,38 @@ fn the_shapes_of_a_model_become_points() {
                 && p.weight_type == shape.weight_type
         });
         let tokens: Vec<u32> = of_shape.map(|p| p.tokens).collect();
-        assert!(tokens == shape.tokens() && tokens.starts_with(&[1, 2]), "{shape:?}: {tokens:?}");
+        let expected = if shape.operator == Operator::ExpertMatmul { vec![1, 8] } else { vec![1, 2, 16] };
+        assert_eq!(tokens, expected, "{shape}");
     }
     let experts = shapes.iter().filter(|shape| shape.operator == Operator::ExpertMatmul);
     // Gate and up, and down.
     assert!(experts.clone().count() >= 2, "{shapes:?}");
     assert!(profile.points.iter().all(|p| p.backend == Backend::Cpu && p.time_us > 0.0));
     assert_eq!(Profile::from_json(&profile.to_json()).unwrap(), profile);
+    assert_eq!(unmeasured(&profile, Backend::Cpu, &shapes), []);
+    assert_eq!(unmeasured(&profile, Backend::Gpu, &shapes), shapes);
+    // What is there stays, what is missing comes.
+    let complete = profile.clone();
+    add_points(&mut profile, &shapes, GLANCE, &mut |_, _| {}).unwrap();
+    assert_eq!(profile, complete);
+    let gone = &shapes[1];
+    profile.points.retain(|p| (p.rows, p.columns) != (gone.rows, gone.columns));
+    let kept = profile.points.clone();
+    add_points(&mut profile, &shapes, GLANCE, &mut |_, _| {}).unwrap();
+    assert_eq!(profile.points[..kept.len()], kept);
+    assert_eq!((profile.points.len(), unmeasured(&profile, Backend::Cpu, &shapes)), (complete.points.len(), vec![]));
+}
+
+#[test]
+fn a_matrix_larger_than_what_is_rotated_through_is_timed_by_a_slice() {
+    let (operator, weight_type) = (Operator::Matmul, "Q8_0");
+    // The small one has 4 MiB, the large one ten times that; 16 MiB are rotated through.
+    let shape = |rows| Shape { operator, weight_type, rows, columns: 4096 };
+    let mut profile = machine(&vec![(operator, weight_type)], GLANCE, &mut |_, _| {}).unwrap();
+    add_points(&mut profile, &[shape(1024), shape(10_240)], GLANCE, &mut |_, _| {}).unwrap();
+    let tokens = |rows| profile.points.iter().filter(|p| p.rows == rows && p.time_us > 0.0).map(|p| p.tokens).collect();
+    for rows in [1024, 10_240] {
+        let found: Vec<u32> = tokens(rows);
+        assert_eq!(found, GLANCE.point_tokens, "{rows} rows");
+    }
 }

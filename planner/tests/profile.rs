@@ -56,8 +56,23 @@ fn an_exact_point_goes_before_neighbours_and_those_before_curves() {
     // Halfway between the points on both logarithmic axes.
     assert!((profile.time_us(&key(2.0, 8)).unwrap() - 2000.0).abs() < 1e-9);
     assert_ne!(by_curve, 2000.0);
-    // Not bracketed: the curve answers.
-    assert_eq!(profile.time_us(&key(8.0, 8)).unwrap(), laptop().time_us(&key(8.0, 8)).unwrap());
+}
+
+#[test]
+fn beyond_its_points_a_shape_follows_the_curves_from_the_nearest() {
+    let mut profile = laptop();
+    profile.points = vec![point(1, 1000.0), point(4, 4000.0)];
+    let curve_us = |tokens, threads| laptop().time_us(&key(tokens, threads)).unwrap();
+    // (tokens, threads) asked for, and the point that answers: of the team first, then by tokens.
+    let cases = [((8.0, 8), (4.0, 4000.0)), ((1.0, 4), (1.0, 1000.0)), ((2.5, 2), (4.0, 4000.0))];
+    for ((tokens, threads), (near_tokens, near_us)) in cases {
+        let expected = curve_us(tokens, threads) * near_us / curve_us(near_tokens, 8);
+        let found = profile.time_us(&key(tokens, threads)).unwrap();
+        assert!((found - expected).abs() < 1e-9 * expected, "{tokens} tokens, {threads} threads: {found}, {expected}");
+    }
+    // Another shape of the type is the curves' alone.
+    let other = Key { rows: 1024, ..key(1.0, 8) };
+    assert_eq!(profile.time_us(&other).unwrap(), laptop().time_us(&other).unwrap());
 }
 
 #[test]
@@ -94,7 +109,7 @@ fn what_was_not_measured_is_refused_by_name() {
     ];
     for (key, expected) in cases {
         let message = profile.time_us(&key).unwrap_err().to_string();
-        assert!(message.contains(expected) && message.contains("ats-plan profile"), "{message}");
+        assert!(message.contains(expected) && message.contains("`rtx3060-laptop`"), "{message}");
     }
 }
 

@@ -116,6 +116,46 @@ fn what_cannot_be_simulated_is_said_with_what_to_do() {
 }
 
 #[test]
+fn no_result_takes_the_place_of_what_is_read_of_a_model_or_of_a_plan() {
+    let folder = Folder::with_model();
+    let (plan, other, model) =
+        (folder.plan("a.atsplan", "800M"), folder.plan("b.atsplan", "700M"), folder.file("m.gguf"));
+    let profile = folder.file("device.json");
+    works(&["profile", "--device", "sim:rtx3060-laptop", "--out", &profile], &[]);
+    let (new, flags) = (folder.file("new"), ["--device", &profile, "--vram", "800M", "--context", "2048"]);
+    let flagged =
+        |command: &'static str, out: &'static str| [&[command, &model][..], &flags, &[out, &profile]].concat();
+    let cases: [(Vec<&str>, &str); 13] = [
+        (vec!["simulate", &plan, "--html", &plan], "file that is read"),
+        (vec!["simulate", &plan, "--trace", &plan], "file that is read"),
+        (vec!["simulate", &plan, "--html", &other], "is a plan"),
+        (vec!["simulate", &plan, "--trace", &model], "is a model"),
+        (vec!["simulate", &plan, "--html", &new, "--trace", &new], "two results"),
+        (vec!["report", &plan, "--out", &plan], "file that is read"),
+        (vec!["report", &plan, "--csv", &other], "is a plan"),
+        (vec!["report", &plan, "--out", &model], "is a model"),
+        (vec!["report", &plan, "--out", &new, "--csv", &new], "two results"),
+        (flagged("report", "--out"), "file that is read"),
+        (flagged("compile", "--out"), "file that is read"),
+        (vec!["profile", "--device", "sim:rtx3060-laptop", "--out", &plan], "is a plan"),
+        (vec!["profile", "--model", &model, "--out", &model], "file that is read"),
+    ];
+    // Of a model of holes the beginning says enough.
+    let begin = |path: &str| {
+        let mut bytes = vec![0; 1 << 16];
+        let read = std::fs::File::open(path).and_then(|mut file| std::io::Read::read(&mut file, &mut bytes)).unwrap();
+        bytes.truncate(read);
+        bytes
+    };
+    let before = [&plan, &other, &model, &profile].map(|path| begin(path));
+    for (arguments, why) in cases {
+        fails(&arguments, 2, &[why, "hint: "]);
+    }
+    assert_eq!([&plan, &other, &model, &profile].map(|path| begin(path)), before);
+    assert!(!Path::new(&new).exists());
+}
+
+#[test]
 fn a_report_is_a_page_and_a_comparison() {
     let folder = Folder::with_model();
     let plan = folder.plan("a.atsplan", "800M");

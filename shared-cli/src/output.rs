@@ -10,12 +10,12 @@ use std::io::{ErrorKind, IsTerminal, Read, Write};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// Writes a file that appears whole or not at all; see [`NewFile`].
+/// Writes a file that appears whole or not at all; see [`NewFile`]. A plan takes another plan's place.
 ///
 /// # Errors
 /// The place cannot be written; the message names it.
 pub fn write_whole(path: &Path, bytes: &[u8]) -> Result<(), Failure> {
-    let mut file = NewFile::create(path)?;
+    let mut file = if bytes.starts_with(PLAN_MAGIC) { NewFile::create_plan(path) } else { NewFile::create(path) }?;
     file.write_all(bytes).map_err(|error| cannot_write(path, error))?;
     file.keep()
 }
@@ -29,8 +29,34 @@ pub fn refuse_inputs<'a>(path: &Path, inputs: impl IntoIterator<Item = &'a Path>
     let is_target = |input: &&Path| input.canonicalize().is_ok_and(|input| input == target);
     match inputs.into_iter().find(is_target) {
         Some(_) => Err(Failure::usage(format!("{} would be written over the file that is read", path.display()))
-            .hint("choose another place with --out")),
+            .hint("choose another place")),
         None => Ok(()),
+    }
+}
+
+/// Refuses places for results before the work that makes them: what is read, models and plans, and one place for two.
+///
+/// # Errors
+/// The first place that may not be written.
+pub fn refuse_places(places: &[&Path], inputs: &[&Path]) -> Result<(), Failure> {
+    for (index, place) in places.iter().enumerate() {
+        refuse_inputs(place, inputs.iter().copied())?;
+        refuse_model(place)?;
+        refuse_plan(place)?;
+        let same = |other: &&Path| is_same_file(other, place);
+        if places[..index].iter().any(same) {
+            let what = format!("{} was named for two results", place.display());
+            return Err(Failure::usage(what).hint("name two files"));
+        }
+    }
+    Ok(())
+}
+
+/// Whether two places are one file, there or to be. Devices and pipes take as many results as there are.
+fn is_same_file(a: &Path, b: &Path) -> bool {
+    match (a.canonicalize(), b.canonicalize()) {
+        (Ok(a), Ok(b)) => a == b && a.is_file(),
+        _ => a == b,
     }
 }
 
@@ -57,7 +83,7 @@ pub fn cannot_write(path: &Path, error: std::io::Error) -> Failure {
 /// A file under construction. It is written under a temporary name beside its place, and [`NewFile::keep`] makes it
 /// durable and renames it. Without that nothing is left behind, and a file that was there stays as it was. What is no
 /// file, such as `/dev/stdout`, is written to as it is; a link stays one. No result takes a model's place: it
-/// may be all that its owner has.
+/// may be all that its owner has; nor does any but a plan take a plan's.
 #[derive(Debug)]
 pub struct NewFile {
     /// The place that was named.
@@ -71,8 +97,14 @@ impl NewFile {
     /// Begins a file.
     ///
     /// # Errors
-    /// The place is a folder, holds a model or cannot be written.
+    /// The place is a folder, holds a model or a plan, or cannot be written.
     pub fn create(path: &Path) -> Result<Self, Failure> {
+        refuse_plan(path)?;
+        NewFile::create_plan(path)
+    }
+
+    /// Begins the file of a plan, which may replace another.
+    fn create_plan(path: &Path) -> Result<Self, Failure> {
         refuse_model(path)?;
         let begin = || match std::fs::metadata(path) {
             Ok(found) if found.is_dir() => Err(ErrorKind::IsADirectory.into()),
@@ -121,17 +153,32 @@ impl Drop for NewFile {
 }
 
 /// How GGUF files begin.
-const MODEL_MAGIC: [u8; 4] = *b"GGUF";
+const MODEL_MAGIC: &[u8] = b"GGUF";
+/// How plans begin.
+const PLAN_MAGIC: &[u8] = plan_format::container::MAGIC;
 
-/// Refuses the place of a model. A place that cannot be read is left to whoever writes.
-fn refuse_model(path: &Path) -> Result<(), Failure> {
-    let mut magic = [0; MODEL_MAGIC.len()];
+/// Whether a file begins so. A place that cannot be read is left to whoever writes.
+fn begins_with(path: &Path, magic: &[u8]) -> bool {
+    let mut begin = vec![0; magic.len()];
     // Devices and pipes hold no model, and some would wait for somebody to write.
-    let is_read = path.is_file() && File::open(path).and_then(|mut file| file.read_exact(&mut magic)).is_ok();
-    if !is_read || magic != MODEL_MAGIC {
+    path.is_file() && File::open(path).and_then(|mut file| file.read_exact(&mut begin)).is_ok() && begin == magic
+}
+
+/// Refuses the place of a model.
+fn refuse_model(path: &Path) -> Result<(), Failure> {
+    if !begins_with(path, MODEL_MAGIC) {
         return Ok(());
     }
     let what = format!("{} is a model and would be written over", path.display());
+    Err(Failure::usage(what).hint("choose another place, or remove it first"))
+}
+
+/// Refuses the place of a plan to anything else.
+fn refuse_plan(path: &Path) -> Result<(), Failure> {
+    if !begins_with(path, PLAN_MAGIC) {
+        return Ok(());
+    }
+    let what = format!("{} is a plan and would be written over by something else", path.display());
     Err(Failure::usage(what).hint("choose another place, or remove it first"))
 }
 
@@ -291,6 +338,54 @@ mod tests {
             assert_eq!(std::fs::read(&path).unwrap(), if is_kept { before } else { b"new" });
         }
         assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn a_plan_gives_way_to_plans_alone() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("any name");
+        let plan = b"ATSPLAN\0 one".as_slice();
+        for (new, is_written) in
+            [(b"a page".as_slice(), false), (b"", false), (b"ATSPLAN", false), (b"ATSPLAN\0 two", true)]
+        {
+            std::fs::write(&path, plan).unwrap();
+            let written = write_whole(&path, new).map_err(|failure| failure.code());
+            assert_eq!(written, if is_written { Ok(()) } else { Err(2) }, "{new:?}");
+            assert_eq!(std::fs::read(&path).unwrap(), if is_written { new } else { plan });
+        }
+        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn places_are_refused_before_the_work() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = |name: &str, bytes: &[u8]| {
+            let path = folder.path().join(name);
+            std::fs::write(&path, bytes).unwrap();
+            path
+        };
+        let (model, plan) = (file("m", b"GGUF\x03\0\0\0"), file("p", b"ATSPLAN\0"));
+        let (input, old, new) = (file("i", b"{}"), file("o", b"old"), folder.path().join("new"));
+        let here = folder.path().join("./o");
+        let null = PathBuf::from("/dev/null");
+        let cases: [(&[&Path], Option<&str>); 9] = [
+            (&[], None),
+            (&[&new, &old], None),
+            (&[&null, &old, &null], None),
+            (&[&model], Some("is a model")),
+            (&[&old, &plan], Some("is a plan")),
+            (&[&input], Some("that is read")),
+            (&[&new, &new], Some("two results")),
+            (&[&old, &here], Some("two results")),
+            (&[&old, &new, &null], None),
+        ];
+        for (places, refused) in cases {
+            let result = refuse_places(places, &[input.as_path()]).map_err(|failure| failure.text());
+            match refused {
+                None => assert_eq!(result, Ok(()), "{places:?}"),
+                Some(why) => assert!(result.clone().is_err_and(|text| text.contains(why)), "{places:?}: {result:?}"),
+            }
+        }
     }
 
     #[cfg(unix)]

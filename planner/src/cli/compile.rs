@@ -3,12 +3,13 @@
 use super::options::PlanArgs;
 use super::{machine, output};
 use crate::compile::{Deciding, HostWeights, PlanError, PlanInputs, Planned, plan_model};
+use crate::cost::PriceError;
 use crate::place::search::SearchError;
 use crate::regime::{Grid, SolveError};
 use clap::Args;
 use gguf::Model;
 use plan_format::artifact::{KvType, Options, Plan};
-use plan_format::fingerprint::{ModelFingerprint, full_hash, of_model};
+use plan_format::fingerprint::{DeviceFingerprint, ModelFingerprint, full_hash, of_model};
 use plan_format::program::Program;
 use plan_format::text::bytes_text;
 use plan_format::{find, sections};
@@ -16,7 +17,7 @@ use shared_cli::Failure;
 use shared_cli::gpu_code;
 use shared_cli::machine::{Machine, this_machine};
 use shared_cli::output::{Progress, print, refuse_inputs, write_whole};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// What to compile.
 #[derive(Debug, Args)]
@@ -39,13 +40,13 @@ pub struct CompileArgs {
 pub fn run(args: &CompileArgs) -> Result<(), Failure> {
     let progress = Progress::start();
     if let Some(out) = &args.out {
-        refuse_inputs(out, [args.plan.model.as_path()])?;
+        refuse_inputs(out, inputs(&args.plan))?;
     }
-    let (mut planned, model) = match args.exact {
+    let Decided { mut planned, model, here, fresh_points } = match args.exact {
         true => exact(&args.plan, &progress)?,
         false => decided(&args.plan, &progress)?,
     };
-    store_code(&mut planned.plan, &progress)?;
+    store_code(&mut planned.plan, here.as_ref(), &progress)?;
     let out = args.out.clone().unwrap_or_else(|| out_path(&args.plan, &model));
     refuse_inputs(&out, model.files().iter().map(|file| file.path.as_path()))?;
     if args.full_hash {
@@ -54,15 +55,19 @@ pub fn run(args: &CompileArgs) -> Result<(), Failure> {
     }
     let bytes = sections::to_bytes(&planned.plan).map_err(Failure::failed)?;
     write_whole(&out, &bytes).map_err(|failure| failure.hint("choose another place with --out"))?;
-    let text = output::summary(&planned, &out, &progress);
+    let text = output::summary(&planned, &output::Made { out: &out, here: here.as_ref(), fresh_points }, &progress);
     drop(progress);
     print(&text)
 }
 
 /// Has this machine's GPU driver compile the kernels of a plan for it, so that the first run compiles nothing.
-fn store_code(plan: &mut Plan, progress: &Progress) -> Result<(), Failure> {
-    if plan.origin.options.vram_bytes == 0 || this_machine().map_err(Failure::failed)?.fingerprint != plan.origin.device
-    {
+fn store_code(plan: &mut Plan, here: Option<&DeviceFingerprint>, progress: &Progress) -> Result<(), Failure> {
+    if plan.origin.options.vram_bytes == 0 {
+        return Ok(());
+    }
+    let asked = || this_machine().map(|machine| machine.fingerprint);
+    let here = here.cloned().map_or_else(asked, Ok).map_err(Failure::failed)?;
+    if here != plan.origin.device {
         return Ok(());
     }
     let Some(gpu) = crate::measure::cuda::open().map_err(Failure::failed)? else { return Ok(()) };
@@ -71,6 +76,11 @@ fn store_code(plan: &mut Plan, progress: &Progress) -> Result<(), Failure> {
     let threads = std::thread::available_parallelism().map_or(1, |threads| threads.get());
     plan.code = gpu_code::machine_code(&gpu, &modules, threads).map_err(Failure::failed)?;
     Ok(())
+}
+
+/// Files that are read: the model or plan, and the profile that `--device` names.
+pub fn inputs(args: &PlanArgs) -> Vec<&Path> {
+    std::iter::once(args.model.as_path()).chain(args.device.as_deref().map(Path::new)).collect()
 }
 
 /// Beside the model's first shard.
@@ -89,32 +99,49 @@ fn opened(args: &PlanArgs, progress: &Progress) -> Result<(Model, ModelFingerpri
     Ok((model, fingerprint, program))
 }
 
+/// A plan that was just made.
+#[derive(Debug)]
+pub struct Decided {
+    /// The plan, and what led to it.
+    pub planned: Planned,
+    /// Its model.
+    pub model: Model,
+    /// This machine, if it was asked what it is.
+    pub here: Option<DeviceFingerprint>,
+    /// Points that were measured for this plan.
+    pub fresh_points: usize,
+}
+
 /// The plan of the exact kernels, whose times nobody measured: nothing is decided.
-fn exact(args: &PlanArgs, progress: &Progress) -> Result<(Planned, Model), Failure> {
+fn exact(args: &PlanArgs, progress: &Progress) -> Result<Decided, Failure> {
     let (file, model, program) = opened(args, progress)?;
     let Machine { fingerprint: device, cpu_threads } = this_machine().map_err(Failure::failed)?;
     let options = args.options(program.context_tokens, None)?;
     let options = Options { kv_type: KvType::F32, ..options };
     let deciding = Deciding::Nothing { cpu_threads, host_weights: HostWeights::AsInFile };
-    let planned = plan_model(PlanInputs { program, model, device, options, deciding }).map_err(explain)?;
-    Ok((planned, file))
+    let here = Some(device.clone());
+    let planned = plan_model(PlanInputs { program, model, device, options, deciding });
+    let planned = planned.map_err(|error| explain(error, None))?;
+    Ok(Decided { planned, model: file, here, fresh_points: 0 })
 }
 
 /// The plan that a device profile decides.
-pub fn decided(args: &PlanArgs, progress: &Progress) -> Result<(Planned, Model), Failure> {
+pub fn decided(args: &PlanArgs, progress: &Progress) -> Result<Decided, Failure> {
     let (file, model, program) = opened(args, progress)?;
-    let machine = machine::planned_for(args.device.as_deref(), (&program, args.kv_type.into()), progress)?;
-    let options = args.options(program.context_tokens, Some(&machine.profile))?;
-    let ubatch_tokens = args.ubatches(options.context_tokens);
+    let machine::Target { profile, fingerprint: device, fresh_points } =
+        machine::planned_for(args.device.as_deref(), (&program, args.kv_type.into()), progress)?;
+    let options = args.options(program.context_tokens, Some(&profile))?;
+    let ubatch_tokens = args.ubatches(options.context_tokens, &profile)?;
     progress.step("planning");
-    let deciding = Deciding::Profile { profile: Box::new(machine.profile), ubatch_tokens, grid: Grid::full() };
-    let device = machine.fingerprint;
-    let planned = plan_model(PlanInputs { program, model, device, options, deciding }).map_err(explain)?;
-    Ok((planned, file))
+    let deciding = Deciding::Profile { profile: Box::new(profile), ubatch_tokens, grid: Grid::full() };
+    let here = args.device.is_none().then(|| device.clone());
+    let planned = plan_model(PlanInputs { program, model, device, options, deciding });
+    let planned = planned.map_err(|error| explain(error, args.device.as_deref()))?;
+    Ok(Decided { planned, model: file, here, fresh_points })
 }
 
-/// What to do about it.
-pub fn explain(error: PlanError) -> Failure {
+/// What to do about it, with the profile that `device` names or with this machine's.
+pub fn explain(error: PlanError, device: Option<&str>) -> Failure {
     match &error {
         PlanError::Context { most, .. } => {
             let hint = format!("give --context at most {most}");
@@ -124,6 +151,11 @@ pub fn explain(error: PlanError) -> Failure {
         PlanError::Solve(SolveError::Search(SearchError::TooSmall { .. })) => {
             Failure::usage(error).hint("give --vram more, a shorter --context, or --vram 0 for the CPU alone")
         }
+        PlanError::Solve(SolveError::Price(PriceError::NotMeasured(_))) => Failure::failed(error).hint(match device {
+            None => "measure it with `ats-plan profile --model MODEL`",
+            Some(name) if machine::is_synthetic(name) => "calculated profiles have the usual types only",
+            Some(_) => "measure it on that machine with `ats-plan profile --model MODEL --out FILE`",
+        }),
         PlanError::Solve(_) | PlanError::Plan(_) => Failure::failed(error),
     }
 }

@@ -26,7 +26,7 @@ pub struct ExplainArgs {
 /// Decides and explains.
 pub fn run(args: &ExplainArgs) -> Result<(), Failure> {
     let progress = Progress::start();
-    let (planned, _) = decided(&args.plan, &progress)?;
+    let planned = decided(&args.plan, &progress)?.planned;
     drop(progress);
     // `decided` has reasons: only exact plans have none.
     let Some(reasons) = planned.reasons else { return Ok(()) };

@@ -4,7 +4,7 @@
 //! calculated is the simulated machine of its name (`sim:NAME`): no plan of it runs on real hardware.
 //! Next: `profile.rs`, which measures on demand.
 
-use super::profile::{failure, watch};
+use super::profile::{Asked, failure, watch};
 use crate::cost::needs;
 use crate::measure::{self, Pace};
 use crate::profile::machines::MACHINES;
@@ -26,6 +26,8 @@ pub struct Target {
     pub profile: Profile,
     /// What plans say that they are for.
     pub fingerprint: DeviceFingerprint,
+    /// Points that were measured for this plan.
+    pub fresh_points: usize,
 }
 
 /// The machine that `--device` names, else this one, with every figure that a program needs.
@@ -36,23 +38,25 @@ pub fn planned_for(
 ) -> Result<Target, Failure> {
     if let Some(name) = device {
         let profile = named_profile(name)?;
-        return Ok(Target { fingerprint: fingerprint(&profile), profile });
+        return Ok(Target { fingerprint: fingerprint(&profile), profile, fresh_points: 0 });
     }
     let fingerprint = this_machine().map_err(Failure::failed)?.fingerprint;
     // A machine without a home for caches is measured every time.
-    let path = cache_path().ok();
+    let path = cache_path(&fingerprint).ok();
     let kept = path.as_deref().and_then(|path| kept(path, &fingerprint));
-    let before = kept.as_ref().map_or(0, |profile| profile.curves.len());
-    let needs = needs(program, kv_type);
-    let mut profile = super::profile::this_machine(kept, &needs, Pace::QUICK, &mut watch(progress)).map_err(failure)?;
-    if profile.curves.len() > before
+    let before = kept.as_ref().map_or((0, 0), |profile| (profile.curves.len(), profile.points.len()));
+    let (needs, shapes) = (needs(program, kv_type), measure::shapes(program));
+    let asked = Asked { needs: &needs, shapes: &shapes, pace: Pace::QUICK, shapes_pace: Pace::SHAPES };
+    let mut profile = super::profile::measured(kept, &asked, &mut watch(progress)).map_err(failure)?;
+    if (profile.curves.len(), profile.points.len()) != before
         && let Some(path) = path
     {
         // The plan is made all the same where the cache cannot be written.
         let _ = keep(&profile, &path);
     }
     refresh(&mut profile)?;
-    Ok(Target { profile, fingerprint })
+    let fresh_points = profile.points.len() - before.1;
+    Ok(Target { profile, fingerprint, fresh_points })
 }
 
 /// Memory as of now: what others have taken since the profile was made is not there for a plan.
@@ -65,13 +69,12 @@ fn refresh(profile: &mut Profile) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Where this machine's profile is kept: in the user's cache, by the machine's short name.
-pub fn cache_path() -> Result<PathBuf, Failure> {
+/// Where the profile of a machine is kept: in the user's cache, by its short name.
+pub fn cache_path(machine: &DeviceFingerprint) -> Result<PathBuf, Failure> {
     let folder = folders::cache().ok_or_else(|| {
         let error = anyhow!("there is no place for the profile: neither HOME nor XDG_CACHE_HOME is set");
         Failure::failed(error).hint("give --out FILE")
     })?;
-    let machine = this_machine().map_err(Failure::failed)?.fingerprint;
     Ok(folder.join(format!("profile-{}.json", machine.slug())))
 }
 
@@ -106,6 +109,12 @@ pub fn named_profile(name: &str) -> Result<Profile, Failure> {
     }
     let text = std::fs::read_to_string(name).with_context(|| format!("cannot read {name}")).map_err(Failure::failed)?;
     Profile::from_json(&text).with_context(|| name.to_owned()).map_err(Failure::failed)
+}
+
+/// Whether `--device` names a machine that nobody measured.
+pub fn is_synthetic(name: &str) -> bool {
+    let plain = name.strip_prefix(SIMULATED).unwrap_or(name);
+    MACHINES.iter().any(|machine| machine.name == plain)
 }
 
 /// What a plan of a profile is for.

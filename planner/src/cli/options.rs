@@ -99,13 +99,26 @@ impl PlanArgs {
         })
     }
 
-    /// Ubatches to choose from: the one asked for, else the usual ones that the context holds, else all of it.
-    pub fn ubatches(&self, context_tokens: u32) -> Vec<u32> {
+    /// Ubatches to choose from: the one asked for, else the usual ones that the context holds, else all of it; none
+    /// with more tokens than the machine was profiled for.
+    ///
+    /// # Errors
+    /// A larger one is asked for.
+    pub fn ubatches(&self, context_tokens: u32, profile: &Profile) -> Result<Vec<u32>, Failure> {
+        let most = profile.most_tokens().unwrap_or(u32::MAX);
         if let Some(ubatch) = self.ubatch {
-            return vec![ubatch.min(context_tokens)];
+            let ubatch = ubatch.min(context_tokens);
+            if ubatch > most {
+                let name = &profile.name;
+                let error =
+                    anyhow!("--ubatch {ubatch}: the device profile `{name}` has times for {most} tokens at most");
+                return Err(Failure::usage(error).hint(format!("give --ubatch at most {most}")));
+            }
+            return Ok(vec![ubatch]);
         }
-        let fitting: Vec<u32> = UBATCH_TOKENS.into_iter().filter(|&tokens| tokens <= context_tokens).collect();
-        if fitting.is_empty() { vec![context_tokens] } else { fitting }
+        let most = most.min(context_tokens);
+        let fitting: Vec<u32> = UBATCH_TOKENS.into_iter().filter(|&tokens| tokens <= most).collect();
+        Ok(if fitting.is_empty() { vec![most] } else { fitting })
     }
 
     /// Flags that cannot both be meant.

@@ -1,14 +1,14 @@
 //! `ats-plan profile`: measures this machine, or asks a simulated one, and keeps the profile where `compile` finds it.
 
 use super::machine;
-use crate::measure::{self, MeasureError, Needs, Pace, Watch};
+use crate::measure::{self, MeasureError, Needs, Pace, Shape, Watch, cuda};
 use crate::profile::{Backend, Gpu, Operator, Profile};
 use clap::Args;
 use gguf::Model;
 use plan_format::fingerprint::SIMULATED;
 use shared_cli::Failure;
-use shared_cli::machine::FIRST_GPU;
-use shared_cli::output::{Progress, print, write_whole};
+use shared_cli::machine::{FIRST_GPU, this_machine};
+use shared_cli::output::{Progress, print, refuse_places, write_whole};
 use std::fmt::Write;
 use std::path::PathBuf;
 
@@ -29,6 +29,9 @@ pub struct ProfileArgs {
 /// Measures and keeps the profile.
 pub fn run(args: &ProfileArgs) -> Result<(), Failure> {
     let progress = Progress::start();
+    if let Some(out) = &args.out {
+        refuse_places(&[out], &args.model.iter().map(PathBuf::as_path).collect::<Vec<_>>())?;
+    }
     if let Some(name) = &args.device {
         let profile = simulated(name, &progress)?;
         drop(progress);
@@ -38,41 +41,61 @@ pub fn run(args: &ProfileArgs) -> Result<(), Failure> {
         };
     }
     let mut watch = watch(&progress);
-    let mut profile = this_machine(None, &measure::all_needs(), Pace::FULL, &mut watch).map_err(failure)?;
-    if let Some(path) = &args.model {
-        let model = Model::open(path).map_err(Failure::failed)?;
-        let program = crate::lower_model(&model).map_err(Failure::failed)?;
-        measure::add_points(&mut profile, &measure::shapes(&program), Pace::FULL, &mut watch).map_err(failure)?;
-    }
+    let shapes = match &args.model {
+        Some(path) => {
+            let model = Model::open(path).map_err(Failure::failed)?;
+            measure::shapes(&crate::lower_model(&model).map_err(Failure::failed)?)
+        }
+        None => Vec::new(),
+    };
+    let asked = Asked { needs: &measure::all_needs(), shapes: &shapes, pace: Pace::FULL, shapes_pace: Pace::FULL };
+    let profile = measured(None, &asked, &mut watch).map_err(failure)?;
     drop(watch);
     let out = match &args.out {
         Some(out) => out.clone(),
-        None => machine::cache_path()?,
+        None => machine::cache_path(&this_machine().map_err(Failure::failed)?.fingerprint)?,
     };
     machine::keep(&profile, &out)?;
     drop(progress);
     print(&format!("{}{}\n", table(&profile), out.display()))
 }
 
-/// This machine's profile with every curve that is needed, begun anew or from one that has some of them.
-pub fn this_machine(
-    known: Option<Profile>,
-    needs: &Needs,
-    pace: Pace,
-    watch: &mut Watch<'_>,
-) -> Result<Profile, MeasureError> {
-    if let Some(mut profile) = known {
-        measure::add_curves(&mut profile, needs, pace, watch)?;
-        if measure::cuda::lacks_curves(&profile, needs)
-            && let Some(gpu) = measure::cuda::open()?
-        {
-            measure::cuda::add_curves(&mut profile, &gpu, needs, watch)?;
+/// What a profile of this machine must have.
+#[derive(Clone, Copy, Debug)]
+pub struct Asked<'a> {
+    /// Curves.
+    pub needs: &'a Needs,
+    /// Matrices that are timed as they are.
+    pub shapes: &'a [Shape],
+    /// How thoroughly all but those are measured.
+    pub pace: Pace,
+    /// How thoroughly those are.
+    pub shapes_pace: Pace,
+}
+
+/// This machine's profile with everything that is asked for, begun anew or from one that has some of it.
+pub fn measured(known: Option<Profile>, asked: &Asked<'_>, watch: &mut Watch<'_>) -> Result<Profile, MeasureError> {
+    let Asked { needs, shapes, pace, shapes_pace } = *asked;
+    let is_new = known.is_none();
+    let mut profile = match known {
+        Some(mut profile) => {
+            measure::add_curves(&mut profile, needs, pace, watch)?;
+            profile
         }
+        None => measure::machine(needs, pace, watch)?,
+    };
+    measure::add_points(&mut profile, shapes, shapes_pace, watch)?;
+    if !is_new && !cuda::lacks_curves(&profile, needs) && !cuda::lacks_points(&profile, shapes) {
         return Ok(profile);
     }
-    let mut profile = measure::machine(needs, pace, watch)?;
-    if let Some(gpu) = measure::cuda::open()? {
-        measure::cuda::add_gpu(&mut profile, &gpu, needs, watch)?;
+    let Some(gpu) = cuda::open()? else { return Ok(profile) };
+    if is_new {
+        cuda::add_gpu(&mut profile, &gpu, needs, watch)?;
+    } else if cuda::lacks_curves(&profile, needs) {
+        cuda::add_curves(&mut profile, &gpu, needs, watch)?;
+    }
+    if cuda::lacks_points(&profile, shapes) {
+        cuda::add_points(&mut profile, &gpu, shapes, shapes_pace, watch)?;
     }
     Ok(profile)
 }
@@ -85,7 +108,7 @@ pub fn watch(progress: &Progress) -> impl FnMut(&str, f64) + Send + '_ {
 /// What to do about it.
 pub fn failure(error: MeasureError) -> Failure {
     let hint = match &error {
-        MeasureError::Device(_) | MeasureError::Interrupted(_) => {
+        MeasureError::Device(_) | MeasureError::NoRoom { .. } | MeasureError::Interrupted(_) => {
             "close what takes the memory or the GPU, or plan with --device FILE"
         }
         MeasureError::Kernel(_) | MeasureError::UnknownType(_) => "please report it with the model's name",

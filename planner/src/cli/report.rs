@@ -1,5 +1,6 @@
 //! `ats-plan report`: a plan as one page, and its comparison with whole layers as text and CSV.
 
+use super::compile::inputs;
 use super::options::PlanArgs;
 use super::simulate::explain;
 use super::subject::{self, Anew, Subject};
@@ -11,8 +12,8 @@ use crate::report::page::{Study, page};
 use clap::Args;
 use plan_format::artifact::Plan;
 use shared_cli::Failure;
-use shared_cli::output::{Progress, print, write_whole};
-use std::path::PathBuf;
+use shared_cli::output::{Progress, print, refuse_places, write_whole};
+use std::path::{Path, PathBuf};
 
 /// What to report on.
 #[derive(Debug, Args)]
@@ -33,6 +34,8 @@ pub struct ReportArgs {
 /// Writes what was asked for and prints the comparison.
 pub fn run(args: &ReportArgs) -> Result<(), Failure> {
     let progress = Progress::start();
+    let places: Vec<&Path> = [&args.out, &args.csv].into_iter().flatten().map(PathBuf::as_path).collect();
+    refuse_places(&places, &inputs(&args.plan))?;
     let anew = Anew { link_gb_per_s: None, grid: Grid::full() };
     let subject = subject::open(&args.plan, &anew, &progress)?;
     let mut notes = Vec::new();

@@ -1,5 +1,6 @@
 //! `ats-plan simulate`: what a plan does under another budget, link, load or context; timelines as page and as trace.
 
+use super::compile::inputs;
 use super::options::PlanArgs;
 use super::subject::{self, Anew};
 use crate::regime::Grid;
@@ -9,8 +10,8 @@ use clap::{Args, ValueEnum};
 use plan_format::artifact::Plan;
 use plan_format::costs::Load;
 use shared_cli::Failure;
-use shared_cli::output::{Progress, print, write_whole};
-use std::path::PathBuf;
+use shared_cli::output::{Progress, print, refuse_places, write_whole};
+use std::path::{Path, PathBuf};
 
 /// What to simulate.
 #[derive(Debug, Args)]
@@ -69,6 +70,8 @@ fn parse_rate(text: &str) -> Result<f64, String> {
 /// Simulates and prints.
 pub fn run(args: &SimulateArgs) -> Result<(), Failure> {
     let progress = Progress::start();
+    let places: Vec<&Path> = [&args.html, &args.trace].into_iter().flatten().map(PathBuf::as_path).collect();
+    refuse_places(&places, &inputs(&args.plan))?;
     let anew = Anew { link_gb_per_s: args.link_gb_per_s, grid: grid(args) };
     let subject = subject::open(&args.plan, &anew, &progress)?;
     progress.step("simulating");

@@ -150,11 +150,12 @@ impl Fresh {
         let args = self.base.map_or_else(|| args.clone(), |base| with_defaults_of(args, &base));
         let options = args.options(self.program.context_tokens, Some(&profile))?;
         let options = Options { kv_type, ..options };
-        let ubatch_tokens = args.ubatches(options.context_tokens);
+        let ubatch_tokens = args.ubatches(options.context_tokens, &profile)?;
         progress.step("planning");
         let deciding = Deciding::Profile { profile: Box::new(profile), ubatch_tokens, grid: anew.grid.clone() };
         let (program, model, device) = (self.program, self.model, machine.fingerprint);
-        plan_model(PlanInputs { program, model, device, options, deciding }).map_err(explain)
+        let planned = plan_model(PlanInputs { program, model, device, options, deciding });
+        planned.map_err(|error| explain(error, self.device.as_deref()))
     }
 }
 

@@ -2,7 +2,7 @@
 
 use super::attention::{CacheElement, attention_gb_per_s};
 use super::buffer::Buffer;
-use super::figures::{Needs, Pace, Shape, last_point, missing, teams, timed_teams};
+use super::figures::{Needs, Pace, Shape, last_point, missing, teams, timed_teams, unmeasured};
 use super::products::{ProductCase, weight_type};
 use super::rows::{DELTA_BYTES, delta_us, elementwise_gb_per_s};
 use super::{MeasureError, Watch, steady_us};
@@ -15,6 +15,7 @@ use device::memory::HostMemoryInfo;
 use device::probe::{Effort, barrier, read_curve};
 use device::team::{Team, TeamConfig};
 use device::topology::Topology;
+use kernels::quant::packed_bytes;
 use std::time::Instant;
 
 /// Reading pages of a file that are not in memory: assumed, since measuring it would need a file to drop from there.
@@ -23,6 +24,8 @@ const STORAGE_GB_PER_S: f64 = 2.0;
 const ROUND_GAP_US: f64 = 60.0;
 /// Barriers per operator: row-wise operators between two products share one (10 in a layer of 16 operators).
 const BARRIERS_PER_OPERATOR: f64 = 0.625;
+/// Rows that lie together in memory.
+const PANEL_ROWS: u64 = 16;
 /// Rows of a slice that stands for a matrix when there are many tokens.
 const SLICE_ROWS: u64 = 256;
 /// Tokens up to which a whole matrix is timed.
@@ -57,7 +60,7 @@ pub fn add_curves(profile: &mut Profile, needs: &Needs, pace: Pace, watch: &mut 
     apart(|| curves(profile, &Topology::of_this_process()?, needs, &pace, watch))
 }
 
-/// Adds measured points of a model's own shapes to this machine's profile, for the full team.
+/// Adds measured points of a model's own shapes to this machine's profile, for the full team: those that it lacks.
 ///
 /// # Errors
 /// As [`machine`].
@@ -67,14 +70,16 @@ pub fn add_points(
     pace: Pace,
     watch: &mut Watch<'_>,
 ) -> Result<(), MeasureError> {
+    let shapes = unmeasured(profile, Backend::Cpu, shapes);
+    if shapes.is_empty() {
+        return Ok(());
+    }
     apart(|| {
-        let figures = shapes.iter().map(|shape| shape.tokens().len()).sum();
+        let figures = shapes.iter().map(|shape| shape.tokens(&pace).len()).sum();
         let mut lab = Lab::new(&Topology::of_this_process()?, full_team(profile), pace, figures)?;
         for (index, shape) in shapes.iter().enumerate() {
-            let of = if shape.operator == Operator::ExpertMatmul { " of an expert" } else { "" };
-            for &tokens in shape.tokens() {
-                let what = format!("{} {}x{}{of}, {tokens} tokens", shape.weight_type, shape.rows, shape.columns);
-                watch(&what, index as f64 / shapes.len() as f64);
+            for &tokens in shape.tokens(&pace) {
+                watch(&format!("{shape}, {tokens} tokens"), index as f64 / shapes.len() as f64);
                 profile.points.push(lab.point(shape, tokens)?);
             }
         }
@@ -309,16 +314,13 @@ impl Lab {
         }
     }
 
-    /// A point of a shape; for many tokens on a slice of its rows.
+    /// A point of a shape; for many tokens, and of a matrix larger than what is rotated through, on a slice of its rows.
     fn point(&mut self, shape: &Shape, tokens: u32) -> Result<Point, MeasureError> {
         let effort = self.effort();
-        let timed_rows = if tokens > WHOLE_TOKENS { shape.rows.min(SLICE_ROWS) } else { shape.rows };
-        let case = ProductCase {
-            ty: weight_type(shape.weight_type)?,
-            rows: timed_rows as usize,
-            cols: shape.columns as usize,
-            tokens: tokens as usize,
-        };
+        let ty = weight_type(shape.weight_type)?;
+        let panel_bytes = packed_bytes(ty, PANEL_ROWS as usize, shape.columns as usize)?;
+        let timed_rows = timed_rows(shape.rows, tokens, self.buffer.bytes().len() / panel_bytes.max(1));
+        let case = ProductCase { ty, rows: timed_rows as usize, cols: shape.columns as usize, tokens: tokens as usize };
         let time_us = case.time_us(&mut self.team, &self.buffer, effort)?;
         Ok(Point {
             backend: Backend::Cpu,
@@ -330,5 +332,31 @@ impl Lab {
             threads: self.team.active() as u16,
             time_us: rounded(time_us * shape.rows as f64 / timed_rows as f64),
         })
+    }
+}
+
+/// Rows that are timed of a matrix: all, or as many as stand for it. They take at most half of what is rotated through.
+fn timed_rows(rows: u64, tokens: u32, rotated_panels: usize) -> u64 {
+    let fitting = (rotated_panels as u64 / 2).max(1) * PANEL_ROWS;
+    rows.min(if tokens > WHOLE_TOKENS { SLICE_ROWS.min(fitting) } else { fitting })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_slice_stands_for_what_is_too_large_or_takes_too_long() {
+        // Rows, tokens, panels that are rotated through: whole, many tokens, a large matrix, both, no room.
+        let cases = [
+            (5120, 64, 20_000, 5120),
+            (5120, 65, 20_000, 256),
+            (151_936, 1, 4000, 32_000),
+            (151_936, 512, 20, 160),
+            (9, 1, 0, 9),
+        ];
+        for (rows, tokens, panels, timed) in cases {
+            assert_eq!(timed_rows(rows, tokens, panels), timed, "{rows} rows, {tokens} tokens");
+        }
     }
 }

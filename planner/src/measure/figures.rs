@@ -1,6 +1,6 @@
 //! What is measured, at which token counts, and how long each figure may take. No clock here.
 
-use crate::profile::{Backend, Curve, Operator, Profile};
+use crate::profile::{Backend, Curve, Operator, Point, Profile};
 use device::probe::Effort;
 use plan_format::WeightId;
 use plan_format::program::{OpKind, Program};
@@ -27,6 +27,10 @@ pub struct Pace {
     pub attention_rows: &'static [u32],
     /// Tokens of the delta net.
     pub delta_tokens: &'static [u32],
+    /// Tokens at which a model's own matrices are timed; above 64 on the CPU on a slice of rows.
+    pub point_tokens: &'static [u32],
+    /// The same for one of its experts, over which a ubatch is spread.
+    pub expert_point_tokens: &'static [u32],
 }
 
 impl Pace {
@@ -39,6 +43,8 @@ impl Pace {
         expert_tokens: &[1, 4, 16, 64],
         attention_rows: &[1, 4, 16, 128, 1024],
         delta_tokens: &[1, 16, 64],
+        point_tokens: &[1, 2, 4, 8, 16, 64, 256, 1024, 4096],
+        expert_point_tokens: &[1, 2, 8, 64, 256, 1024],
     };
     /// For a `compile` that finds no profile: good enough to choose by, over sooner.
     pub const QUICK: Pace = Pace {
@@ -49,7 +55,12 @@ impl Pace {
         expert_tokens: &[1, 8, 64],
         attention_rows: &[1, 4, 128],
         delta_tokens: &[1, 16],
+        point_tokens: &[1, 4, 32, 128],
+        expert_point_tokens: &[1, 8, 64],
     };
+    /// For the shapes of a model that a `compile` meets for the first time.
+    pub const SHAPES: Pace =
+        Pace { all: Duration::from_millis(600), figure_most: Duration::from_millis(25), ..Pace::QUICK };
 
     /// Effort of the next of `left` figures when `remaining` time is left for them.
     pub fn effort(&self, left: usize, remaining: Duration) -> Effort {
@@ -70,11 +81,6 @@ impl Pace {
         }
     }
 }
-
-/// Tokens of measured points; above 64 on a slice of rows.
-const POINT_TOKENS: [u32; 9] = [1, 2, 4, 8, 16, 64, 256, 1024, 4096];
-/// Tokens of one expert: a ubatch is spread over them.
-const EXPERT_POINT_TOKENS: [u32; 6] = [1, 2, 8, 64, 256, 1024];
 
 /// Where a curve must reach: the largest ubatch, with as many query heads per key head as any model has.
 pub fn last_point(operator: Operator) -> u32 {
@@ -115,9 +121,28 @@ pub struct Shape {
 
 impl Shape {
     /// Tokens at which it is timed.
-    pub fn tokens(&self) -> &'static [u32] {
-        if self.operator == Operator::ExpertMatmul { &EXPERT_POINT_TOKENS } else { &POINT_TOKENS }
+    pub fn tokens(&self, pace: &Pace) -> &'static [u32] {
+        if self.operator == Operator::ExpertMatmul { pace.expert_point_tokens } else { pace.point_tokens }
     }
+
+    /// Whether a point is of this shape.
+    fn is_of(&self, point: &Point) -> bool {
+        (point.operator, point.rows, point.columns) == (self.operator, self.rows, self.columns)
+            && point.weight_type == self.weight_type
+    }
+}
+
+impl std::fmt::Display for Shape {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let of = if self.operator == Operator::ExpertMatmul { " of an expert" } else { "" };
+        write!(f, "{} {}x{}{of}", self.weight_type, self.rows, self.columns)
+    }
+}
+
+/// Those of `shapes` of which a profile has no point.
+pub fn unmeasured(profile: &Profile, backend: Backend, shapes: &[Shape]) -> Vec<Shape> {
+    let has = |shape: &&Shape| profile.points.iter().any(|point| point.backend == backend && shape.is_of(point));
+    shapes.iter().filter(|shape| !has(shape)).cloned().collect()
 }
 
 /// Shapes of a program's products, dense and of one expert, each once, in order.

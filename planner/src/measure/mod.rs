@@ -16,7 +16,7 @@ mod rows;
 
 pub(crate) use cpu::memory;
 pub use cpu::{DISTURBANCE, add_curves, add_points, machine};
-pub use figures::{Needs, Pace, Shape, all_needs, shapes};
+pub use figures::{Needs, Pace, Shape, all_needs, shapes, unmeasured};
 pub use gpu::{GpuFigures, probe as probe_gpu, simulated};
 
 use device::DeviceError;
@@ -35,6 +35,14 @@ pub enum MeasureError {
     /// A type that no kernel computes with.
     #[error("no kernel computes with weights of type {0}")]
     UnknownType(String),
+    /// A figure that is larger than the GPU memory that is free.
+    #[error("a figure needs {needed_mib} MiB of GPU memory, {free_mib} are free")]
+    NoRoom {
+        /// What it needs.
+        needed_mib: u64,
+        /// What there is.
+        free_mib: u64,
+    },
     /// A thread that could not be started or died.
     #[error("measuring ended early: {0}")]
     Interrupted(String),

@@ -1,5 +1,6 @@
-//! Times from a profile: exact point, else interpolation between points of the same shape, else the curves, else a
-//! refusal that names what to measure. Nothing is guessed outside what was measured.
+//! Times from a profile: exact point, else interpolation between points of the same shape, else the curves, corrected
+//! by what the nearest point of the shape says of them, else a refusal that names what to measure. Nothing is guessed
+//! outside what was measured.
 
 use super::{Backend, Curve, Operator, Point, Profile, SizeRate};
 
@@ -30,7 +31,7 @@ pub struct Key<'a> {
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 #[error(
     "the device profile `{profile}` has no time for {operator:?} {weight_type} on the {backend:?} with {tokens} tokens \
-     and {threads} threads; measure it with `ats-plan profile --model MODEL`"
+     and {threads} threads"
 )]
 pub struct NotMeasured {
     /// Name of the profile.
@@ -48,6 +49,12 @@ pub struct NotMeasured {
 }
 
 impl Profile {
+    /// Most tokens of a round that all curves of dense products reach.
+    pub fn most_tokens(&self) -> Option<u32> {
+        let products = self.curves.iter().filter(|curve| curve.operator == Operator::Matmul);
+        products.filter_map(|curve| curve.tokens.last().copied()).min()
+    }
+
     /// Time of an operator in microseconds, without the fixed cost per operator.
     ///
     /// # Errors
@@ -56,7 +63,7 @@ impl Profile {
         if key.bytes <= 0.0 {
             return Ok(0.0);
         }
-        self.point_us(key).or_else(|| self.curve_us(key)).ok_or_else(|| NotMeasured {
+        self.point_us(key).or_else(|| self.corrected_us(key)).ok_or_else(|| NotMeasured {
             profile: self.name.clone(),
             backend: key.backend,
             operator: key.operator,
@@ -66,20 +73,38 @@ impl Profile {
         })
     }
 
-    /// From measured points of this shape, when they are exact or bracket the tokens.
-    fn point_us(&self, key: &Key<'_>) -> Option<f64> {
-        if key.rows == 0 || self.points.is_empty() {
-            return None;
-        }
+    /// Measured points of the key's shape and type, any team: (threads, tokens, time of one matrix).
+    fn points_of<'a>(&'a self, key: &'a Key<'_>) -> impl Iterator<Item = (u16, f64, f64)> + 'a {
         let same_shape = |point: &&Point| {
             (point.backend, point.operator) == (key.backend, key.operator)
-                && (point.rows, point.columns, point.threads) == (key.rows, key.columns, key.threads)
+                && (point.rows, point.columns) == (key.rows, key.columns)
                 && point.weight_type == key.weight_type
         };
-        let mut known: Vec<(f64, f64)> =
-            self.points.iter().filter(same_shape).map(|point| (f64::from(point.tokens), point.time_us)).collect();
+        let of_shape = self.points.iter().filter(|_| key.rows > 0).filter(same_shape);
+        of_shape.map(|point| (point.threads, f64::from(point.tokens), point.time_us))
+    }
+
+    /// From measured points of this shape and team, when they are exact or bracket the tokens.
+    fn point_us(&self, key: &Key<'_>) -> Option<f64> {
+        let of_team = self.points_of(key).filter(|point| point.0 == key.threads);
+        let mut known: Vec<(f64, f64)> = of_team.map(|(_, tokens, time_us)| (tokens, time_us)).collect();
         known.sort_by(|a, b| a.0.total_cmp(&b.0));
         interpolate(&known, key.tokens).map(|matrix_us| matrix_us * key.matrices)
+    }
+
+    /// From the curves. Where the shape has points, but not of this team or so many tokens, the curves are taken to be
+    /// wrong by the factor that they are wrong by at the nearest: so that teams, and token counts beyond the last
+    /// point, compare as the curves say.
+    fn corrected_us(&self, key: &Key<'_>) -> Option<f64> {
+        let curve_us = self.curve_us(key)?;
+        let distance = |threads: u16, tokens: f64| (threads != key.threads, (tokens / key.tokens).ln().abs());
+        let nearest = self.points_of(key).min_by(|a, b| {
+            let (a_at, b_at) = (distance(a.0, a.1), distance(b.0, b.1));
+            a_at.0.cmp(&b_at.0).then(a_at.1.total_cmp(&b_at.1)).then(b.0.cmp(&a.0))
+        });
+        let Some((threads, tokens, point_us)) = nearest else { return Some(curve_us) };
+        let there_us = self.curve_us(&Key { threads, tokens, ..key.clone() });
+        Some(there_us.map_or(curve_us, |there_us| curve_us * point_us * key.matrices / there_us))
     }
 
     /// From the curves of the operator and type.

@@ -86,7 +86,7 @@ pub fn run(args: &BenchArgs) -> Result<(), Failure> {
     let overrides = Overrides { threads: args.threads, ..Overrides::default() };
     let needed = args.depth + args.prompt.max(args.generate);
     let mut engine = model.open_with(Some(needed), exactness(false), overrides)?;
-    args.trace.begin(&mut engine);
+    args.trace.begin(&mut engine, &[])?;
     let mut rows = Vec::new();
     if args.prompt > 0 {
         let rates = measure(args, &mut engine, Test::Prefill)?;

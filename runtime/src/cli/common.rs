@@ -5,7 +5,7 @@ use crate::engine::{Engine, Overrides};
 use crate::machine::SimulatedMachine;
 use crate::plans::{Exactness, OtherDevice, PlanRequest};
 use clap::Args;
-use shared_cli::output::{say, write_whole};
+use shared_cli::output::{refuse_places, say, write_whole};
 use std::path::{Path, PathBuf};
 use text::{Delta, Finish};
 
@@ -63,11 +63,13 @@ pub struct TraceArgs {
 }
 
 impl TraceArgs {
-    /// Before the run.
-    pub fn begin(&self, engine: &mut Engine) {
-        if self.trace.is_some() {
+    /// Before the run, which reads `inputs`: what its trace may not be written over is said now.
+    pub fn begin(&self, engine: &mut Engine, inputs: &[&Path]) -> Result<(), Failure> {
+        if let Some(trace) = &self.trace {
+            refuse_places(&[trace], inputs)?;
             engine.time_gpu();
         }
+        Ok(())
     }
 
     /// After it.

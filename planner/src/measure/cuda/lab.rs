@@ -61,8 +61,7 @@ impl<'a> Lab<'a> {
         let at = self.used_bytes;
         let end = (at + bytes.max(16)).next_multiple_of(256);
         if end > self.arena.bytes {
-            let reason = format!("a figure needs {} MiB of GPU memory, {} are free", end >> 20, self.arena.bytes >> 20);
-            return Err(MeasureError::Interrupted(reason));
+            return Err(MeasureError::NoRoom { needed_mib: end >> 20, free_mib: self.arena.bytes >> 20 });
         }
         self.used_bytes = end;
         Ok(DevicePtr(self.arena.start.0 + at))

@@ -10,7 +10,7 @@ mod operators;
 mod shared;
 
 use super::cpu::rounded;
-use super::figures::{Needs, missing};
+use super::figures::{Needs, Pace, Shape, missing, unmeasured};
 use super::gpu::{GpuFigures, probe};
 use super::{MeasureError, Watch};
 use crate::profile::{Backend, Gpu, Profile};
@@ -64,6 +64,39 @@ pub fn add_curves(
     watch: &mut Watch<'_>,
 ) -> Result<(), MeasureError> {
     curves(profile, &mut Lab::new(gpu)?, needs, watch)
+}
+
+/// Adds measured points of a model's own shapes to a profile that has the GPU: those that it lacks and the GPU has room
+/// for.
+///
+/// # Errors
+/// As [`add_gpu`].
+pub fn add_points(
+    profile: &mut Profile,
+    gpu: &CudaGpu,
+    shapes: &[Shape],
+    pace: Pace,
+    watch: &mut Watch<'_>,
+) -> Result<(), MeasureError> {
+    let shapes = unmeasured(profile, Backend::Gpu, shapes);
+    let mut lab = Lab::new(gpu)?;
+    for (index, shape) in shapes.iter().enumerate() {
+        for &tokens in shape.tokens(&pace) {
+            watch(&format!("{shape}, {tokens} tokens on the GPU"), index as f64 / shapes.len() as f64);
+            match operators::point(&mut lab, shape, tokens) {
+                Ok(point) => profile.points.push(point),
+                // The curves answer for what is too large to be tried.
+                Err(MeasureError::NoRoom { .. }) => {}
+                Err(error) => return Err(error),
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Whether a profile lacks a point of its GPU.
+pub fn lacks_points(profile: &Profile, shapes: &[Shape]) -> bool {
+    profile.gpu.is_some() && !unmeasured(profile, Backend::Gpu, shapes).is_empty()
 }
 
 /// Whether a profile lacks a curve of its GPU.

@@ -33,6 +33,11 @@ pub enum Prompt {
 }
 
 impl Input {
+    /// The file that it is read from, if it is one.
+    pub fn path(&self) -> Option<&Path> {
+        self.file.as_deref().or(self.tokens.as_deref())
+    }
+
     /// Reads it.
     pub fn read(&self) -> Result<Prompt, Failure> {
         if let Some(path) = &self.tokens {

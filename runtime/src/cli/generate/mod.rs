@@ -84,7 +84,7 @@ pub fn run(args: &GenerateArgs) -> Result<(), Failure> {
     let mut printer = Printer::new(args.form(), &engine, &interrupt);
     printer.begin(&prompt)?;
     let request = Request { prompt: &prompt, border: None, reuse: Reuse::Nothing, options: &options };
-    args.trace.begin(&mut engine);
+    args.trace.begin(&mut engine, &args.input.path().into_iter().collect::<Vec<_>>())?;
     interrupt.begin();
     let outcome = generate(&mut engine, &mut Sequence::default(), &request, &mut sampler, &mut printer)?;
     interrupt.end();
