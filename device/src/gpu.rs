@@ -61,6 +61,10 @@ impl Epoch {
     }
 }
 
+/// A recorded sequence of copies and operators of one GPU.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct GraphId(pub u32);
+
 /// What a stream is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum StreamKind {
@@ -68,6 +72,8 @@ pub enum StreamKind {
     Compute,
     /// Weights moved by the copy engine.
     Transfer,
+    /// Weights brought into the GPU's order: short kernels that go before operators, since the link waits for them.
+    Unpack,
 }
 
 /// GPU memory taken for good (until the GPU is dropped).
@@ -287,6 +293,23 @@ pub trait Gpu: Send + Sync {
 
     /// Puts an operator on the stream.
     fn launch(&self, stream: StreamId, launch: &Launch) -> Result<(), DeviceError>;
+
+    /// Records what `work` puts on `stream`, and on streams that it lets follow by events and joins again, instead of
+    /// doing it: [`Gpu::launch_graph`] does it by one call. Events of the work serve no other purpose, and it waits for
+    /// nothing outside itself; its operators have run before. `None` = this GPU records nothing, `work` was not called.
+    /// Between rounds only: no stream may wait for the host.
+    fn record_graph(
+        &self,
+        _stream: StreamId,
+        _work: &mut dyn FnMut() -> Result<(), DeviceError>,
+    ) -> Result<Option<GraphId>, DeviceError> {
+        Ok(None)
+    }
+
+    /// Puts a recorded sequence on a stream: it begins after all that is there, and what comes later waits for its end.
+    fn launch_graph(&self, _stream: StreamId, graph: GraphId) -> Result<(), DeviceError> {
+        Err(DeviceError::GpuHandle { kind: "graph", id: graph.0 })
+    }
 
     /// Lets an operator do its work between rounds on a stream that waits for nobody.
     fn settle(&self, _stream: StreamId, _op: &dyn GpuOp) -> Result<(), DeviceError> {

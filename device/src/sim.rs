@@ -9,6 +9,7 @@
 //! caller gives. Next: `sim/stream.rs`.
 
 mod faults;
+mod graph;
 mod memory;
 mod profile;
 mod race;
@@ -25,11 +26,12 @@ pub use profile::{LinkPoint, LoadScript, LoadStep, Resource, SimProfile, SourceM
 use crate::DeviceError;
 use crate::clock::{Clock, Nanos, VirtualClock};
 use crate::gpu::{
-    Access, CopySource, DevicePtr, DeviceRegion, Epoch, EventId, FlagId, Gpu, GpuDescription, GpuMemory, Launch,
-    MappedRegion, StreamId, StreamKind,
+    Access, CopySource, DevicePtr, DeviceRegion, Epoch, EventId, FlagId, Gpu, GpuDescription, GpuMemory, GraphId,
+    Launch, MappedRegion, StreamId, StreamKind,
 };
 use crate::memory::HostRegion;
 use crate::team::Pressure;
+use graph::{Call, Recording};
 use memory::SimMemory;
 use race::{AGENTS, HOST};
 use state::{Event, Flag, Moment, Shared};
@@ -66,6 +68,11 @@ pub struct SimGpu {
     machine: Arc<Machine>,
     streams: Mutex<Vec<Stream>>,
     pinned: Mutex<Vec<Arc<HostRegion>>>,
+    /// The recording under way.
+    recording: Mutex<Option<Recording>>,
+    graphs: Mutex<Vec<Arc<Recording>>>,
+    /// Where graphs do the work of streams that followed their recording.
+    side_stream: Mutex<Option<StreamId>>,
     clock: Arc<VirtualClock>,
     host_delays: Mutex<Delays>,
     description: GpuDescription,
@@ -93,6 +100,9 @@ impl SimGpu {
             machine: Arc::new(machine),
             streams: Mutex::default(),
             pinned: Mutex::default(),
+            recording: Mutex::default(),
+            graphs: Mutex::default(),
+            side_stream: Mutex::default(),
             clock: Arc::default(),
             host_delays,
             description,
@@ -129,6 +139,46 @@ impl SimGpu {
         let stream = streams.get(stream.0 as usize).ok_or(DeviceError::GpuHandle { kind: "stream", id: stream.0 })?;
         stream.submit(Submitted { command, by });
         self.machine.shared.lock().check()
+    }
+
+    /// Takes a call into the recording under way, if there is one.
+    fn is_recorded(&self, stream: StreamId, call: impl FnOnce() -> Call) -> bool {
+        let mut recording = lock(&self.recording);
+        recording.as_mut().map(|recording| recording.calls.push((stream, call()))).is_some()
+    }
+
+    /// Does a call of a recording.
+    fn repeat(&self, stream: StreamId, call: &Call) -> Result<(), DeviceError> {
+        match call {
+            Call::Copy(to, from) => self.submit_copy(stream, *to, from),
+            Call::Launch(launch) => self.submit_launch(stream, launch),
+            Call::Record(event) => self.record(stream, *event),
+            Call::Wait(event) => self.wait_event(stream, *event),
+        }
+    }
+
+    fn submit_copy(&self, stream: StreamId, to: DevicePtr, from: &CopySource) -> Result<(), DeviceError> {
+        let memory = match from {
+            CopySource::Span(span) if !lock(&self.pinned).iter().any(|region| Arc::ptr_eq(region, &span.region)) => {
+                SourceMemory::Pageable
+            }
+            CopySource::Span(_) | CopySource::Mapped { .. } => SourceMemory::Pinned,
+        };
+        self.submit(stream, Command::Copy(to, from.clone(), memory))
+    }
+
+    fn submit_launch(&self, stream: StreamId, launch: &Launch) -> Result<(), DeviceError> {
+        let number = {
+            let mut state = self.machine.shared.lock();
+            state.launches += 1;
+            state.launches - 1
+        };
+        self.submit(stream, Command::Launch(launch.clone(), number))
+    }
+
+    /// The host spends the time of a call.
+    fn spend_call(&self) {
+        self.clock.move_to(self.clock.now() + self.machine.profile.submit);
     }
 
     /// The host takes part in what happened at `moment`.
@@ -251,11 +301,17 @@ impl Gpu for SimGpu {
     }
 
     fn record(&self, stream: StreamId, event: EventId) -> Result<(), DeviceError> {
+        if self.is_recorded(stream, || Call::Record(event)) {
+            return Ok(());
+        }
         let number = self.machine.shared.lock().event(event)?.submit();
         self.submit(stream, Command::Record(event, number))
     }
 
     fn wait_event(&self, stream: StreamId, event: EventId) -> Result<(), DeviceError> {
+        if self.is_recorded(stream, || Call::Wait(event)) {
+            return Ok(());
+        }
         let number = self.machine.shared.lock().event(event)?.last_submitted();
         self.submit(stream, Command::WaitEvent(event, number))
     }
@@ -312,24 +368,49 @@ impl Gpu for SimGpu {
     }
 
     fn copy_to_gpu(&self, stream: StreamId, to: DevicePtr, from: &CopySource) -> Result<(), DeviceError> {
-        let memory = match from {
-            CopySource::Span(span) if !lock(&self.pinned).iter().any(|region| Arc::ptr_eq(region, &span.region)) => {
-                SourceMemory::Pageable
-            }
-            CopySource::Span(_) | CopySource::Mapped { .. } => SourceMemory::Pinned,
-        };
-        self.clock.move_to(self.clock.now() + self.machine.profile.submit);
-        self.submit(stream, Command::Copy(to, from.clone(), memory))
+        if self.is_recorded(stream, || Call::Copy(to, from.clone())) {
+            return Ok(());
+        }
+        self.spend_call();
+        self.submit_copy(stream, to, from)
     }
 
     fn launch(&self, stream: StreamId, launch: &Launch) -> Result<(), DeviceError> {
-        self.clock.move_to(self.clock.now() + self.machine.profile.submit);
-        let number = {
-            let mut state = self.machine.shared.lock();
-            state.launches += 1;
-            state.launches - 1
-        };
-        self.submit(stream, Command::Launch(launch.clone(), number))
+        if self.is_recorded(stream, || Call::Launch(launch.clone())) {
+            return Ok(());
+        }
+        self.spend_call();
+        self.submit_launch(stream, launch)
+    }
+
+    fn record_graph(
+        &self,
+        stream: StreamId,
+        work: &mut dyn FnMut() -> Result<(), DeviceError>,
+    ) -> Result<Option<GraphId>, DeviceError> {
+        self.machine.shared.lock().check()?;
+        *lock(&self.recording) = Some(Recording::new(stream));
+        let outcome = work();
+        let recording = lock(&self.recording).take();
+        outcome?;
+        let Some(recording) = recording else { return Ok(None) };
+        recording.check()?;
+        let mut side_stream = lock(&self.side_stream);
+        if side_stream.is_none() {
+            *side_stream = Some(self.new_stream(StreamKind::Unpack)?);
+        }
+        let mut graphs = lock(&self.graphs);
+        graphs.push(Arc::new(recording));
+        Ok(Some(GraphId(graphs.len() as u32 - 1)))
+    }
+
+    fn launch_graph(&self, stream: StreamId, graph: GraphId) -> Result<(), DeviceError> {
+        let unknown = || DeviceError::GpuHandle { kind: "graph", id: graph.0 };
+        let recording = lock(&self.graphs).get(graph.0 as usize).cloned().ok_or_else(unknown)?;
+        let side_stream = (*lock(&self.side_stream)).ok_or_else(unknown)?;
+        self.spend_call();
+        let on = |recorded| if recorded == recording.root { stream } else { side_stream };
+        recording.calls.iter().try_for_each(|(recorded, call)| self.repeat(on(*recorded), call))
     }
 
     fn synchronize(&self, stream: StreamId) -> Result<(), DeviceError> {

@@ -1,10 +1,11 @@
-//! Every ordering rule between the CPU, the compute stream and the transfer stream, in one place.
+//! Every ordering rule between the CPU, the compute stream and the streams that fill slots, in one place.
 //!
 //! The rules, each with its method:
-//! 1. copy done → reader may start: [`fill`](Timeline::fill) records an event after the copies,
+//! 1. copy and unpacking done → reader may start: [`fill`](Timeline::fill) records an event after them,
 //!    [`read`](Timeline::read) makes the compute stream wait for it;
 //! 2. last reader done → slot may be refilled: [`release`](Timeline::release) records an event after the readers, the
-//!    next `fill` makes the transfer stream wait for it;
+//!    next `fill` makes the transfer stream wait for it; unpacking done → a part of the staging area may be refilled:
+//!    `timeline/staging.rs`;
 //! 3. copy done → the host may refill a staging buffer: [`wait_source`](Timeline::wait_source);
 //! 4. CPU part done → GPU part may start: [`gpu_waits_for_cpu`](Timeline::gpu_waits_for_cpu) queues the wait ahead of
 //!    time, [`cpu_done`](Timeline::cpu_done) lets it pass;
@@ -14,14 +15,19 @@
 //! Invariants: a slot is read only between a fill and its release, and refilled only outside that span, else an error
 //! and nothing is queued; hand-overs to the GPU complete in the order in which they were queued; one flag per direction
 //! with a growing epoch, so no flag is ever reset; a round that fails ends in [`abandon`](Timeline::abandon), after
-//! which both streams are empty. Nothing here waits for a whole device. `fill` aside, allocates nothing after `new`.
-//! Not here: what runs (operators), where (placement), when it is worth it (schedules).
+//! which all streams are empty. Nothing here waits for a whole device. `fill` aside, allocates nothing after `new`.
+//! Not here: what runs (operators), where (placement), when it is worth it (schedules). Next: `timeline/staging.rs`.
+
+mod staging;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::DeviceError;
-use crate::gpu::{CopySource, DevicePtr, Epoch, EventId, FlagId, Gpu, GpuOp, Launch, StreamId, StreamKind};
+use crate::gpu::{CopySource, DevicePtr, Epoch, EventId, FlagId, Gpu, GpuOp, GraphId, Launch, StreamId, StreamKind};
+use staging::{Lanes, Staging};
+
+pub use staging::{Arrival, FillStep, STAGING_PARTS, StagingPart};
 
 /// A temporary place for promoted weights, by number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -37,14 +43,9 @@ pub struct CpuTicket(Epoch);
 #[must_use = "only `cpu_waits_for_gpu` makes the GPU's results visible"]
 pub struct GpuTicket(Epoch);
 
-/// A step of filling a slot; steps run in order on the transfer stream.
-#[derive(Clone)]
-pub enum FillStep {
-    /// The copy engine brings bytes.
-    Copy(DevicePtr, CopySource),
-    /// A kernel works on what has come.
-    Launch(Launch),
-}
+/// A fill that can be queued by one call.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RecordedFill(GraphId);
 
 /// What a slot holds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -85,7 +86,10 @@ const POLLS_PER_CLOCK: u32 = 256;
 pub struct Timeline {
     gpu: Arc<dyn Gpu>,
     compute: StreamId,
-    transfer: StreamId,
+    lanes: Lanes,
+    staging: Staging,
+    /// The events of recorded fills.
+    recorded: Staging,
     slots: Vec<Slot>,
     to_gpu: HandOver,
     to_cpu: HandOver,
@@ -97,14 +101,16 @@ impl Timeline {
     /// up.
     pub fn new(gpu: Arc<dyn Gpu>, slots: usize, silence_max: Duration) -> Result<Self, DeviceError> {
         let compute = gpu.new_stream(StreamKind::Compute)?;
-        let transfer = gpu.new_stream(StreamKind::Transfer)?;
+        let lanes =
+            Lanes { transfer: gpu.new_stream(StreamKind::Transfer)?, unpack: gpu.new_stream(StreamKind::Unpack)? };
+        let (staging, recorded) = (Staging::new(&*gpu)?, Staging::new(&*gpu)?);
         let slot = |_| {
             let (filled, released) = (gpu.new_event()?, gpu.new_event()?);
             Ok(Slot { state: SlotState::Free, filled, released })
         };
         let slots = (0..slots).map(slot).collect::<Result<_, DeviceError>>()?;
         let (to_gpu, to_cpu) = (HandOver::new(&*gpu)?, HandOver::new(&*gpu)?);
-        Ok(Self { gpu, compute, transfer, slots, to_gpu, to_cpu, silence_max })
+        Ok(Self { gpu, compute, lanes, staging, recorded, slots, to_gpu, to_cpu, silence_max })
     }
 
     /// The GPU.
@@ -119,7 +125,7 @@ impl Timeline {
 
     /// The transfer stream, likewise.
     pub fn transfer_stream(&self) -> StreamId {
-        self.transfer
+        self.lanes.transfer
     }
 
     /// Queues an operator after all earlier ones.
@@ -140,29 +146,67 @@ impl Timeline {
         self.fill_in_steps(index, &steps, None)
     }
 
-    /// The same where what has come is worked on before it may be read (unpacking), by kernels on the transfer stream.
-    /// `begun`, if given, is recorded when the slot is free and the first step may start.
+    /// The same where what has come is unpacked before it may be read. Copies of the next fill do not wait for this one's
+    /// unpacking. `begun`, if given, is recorded when the slot is free and the first step may start.
     pub fn fill_in_steps(
         &mut self,
         index: SlotIndex,
         steps: &[FillStep],
         begun: Option<EventId>,
     ) -> Result<(), DeviceError> {
-        let (gpu, transfer) = (Arc::clone(&self.gpu), self.transfer);
+        let filled = self.begin_fill(index, begun)?;
+        let (gpu, lanes) = (&*self.gpu, self.lanes);
+        self.staging.queue(gpu, lanes, steps)?;
+        let last = if steps.iter().any(|step| matches!(step, FillStep::Unpack(_))) {
+            if matches!(steps.last(), Some(FillStep::Copy(..))) {
+                self.staging.follow(gpu, lanes)?;
+            }
+            lanes.unpack
+        } else {
+            lanes.transfer
+        };
+        gpu.record(last, filled)
+    }
+
+    /// Records steps that have been queued once, so that one call queues them again. `None` = the GPU records nothing.
+    /// Errors: the GPU waits for a CPU part.
+    pub fn record_fill(&mut self, steps: &[FillStep]) -> Result<Option<RecordedFill>, DeviceError> {
+        self.nobody_waits("recorded")?;
+        let (gpu, lanes, staging) = (&*self.gpu, self.lanes, &mut self.recorded);
+        let mut work = || {
+            staging.queue(gpu, lanes, steps)?;
+            staging.join(gpu, lanes)
+        };
+        let graph = gpu.record_graph(lanes.transfer, &mut work);
+        self.recorded.clear();
+        Ok(graph?.map(RecordedFill))
+    }
+
+    /// [`Timeline::fill_in_steps`] of recorded steps. What is queued later on the transfer stream waits for its end.
+    pub fn fill_recorded(
+        &mut self,
+        index: SlotIndex,
+        fill: RecordedFill,
+        begun: Option<EventId>,
+    ) -> Result<(), DeviceError> {
+        // The sequence begins in any part of the staging area.
+        self.slot(index, &[SlotState::Free], "filled before it was released")?;
+        self.staging.join(&*self.gpu, self.lanes)?;
+        let filled = self.begin_fill(index, begun)?;
+        self.gpu.launch_graph(self.lanes.transfer, fill.0)?;
+        self.gpu.record(self.lanes.transfer, filled)
+    }
+
+    /// Makes copies wait for the slot's last readers. Returns the event to be recorded after the fill.
+    fn begin_fill(&mut self, index: SlotIndex, begun: Option<EventId>) -> Result<EventId, DeviceError> {
+        let (gpu, transfer) = (Arc::clone(&self.gpu), self.lanes.transfer);
         let slot = self.slot(index, &[SlotState::Free], "filled before it was released")?;
         gpu.wait_event(transfer, slot.released)?;
         if let Some(begun) = begun {
             gpu.record(transfer, begun)?;
         }
-        for step in steps {
-            match step {
-                FillStep::Copy(to, from) => gpu.copy_to_gpu(transfer, *to, from)?,
-                FillStep::Launch(launch) => gpu.launch(transfer, launch)?,
-            }
-        }
-        gpu.record(transfer, slot.filled)?;
         slot.state = SlotState::Filled;
-        Ok(())
+        Ok(slot.filled)
     }
 
     /// Operators queued from now on may read the slot. Errors: it was not filled.
@@ -185,12 +229,12 @@ impl Timeline {
         Ok(())
     }
 
-    /// Forgets a fill that nobody has read (the schedule changed). The next fill's copies come after it on their
-    /// stream.
+    /// Forgets a fill that nobody has read (the schedule changed). Copies queued from now on come after it.
     pub fn discard(&mut self, index: SlotIndex) -> Result<(), DeviceError> {
-        self.slot(index, &[SlotState::Filled], "discarded though it was not filled, or read already")?.state =
-            SlotState::Free;
-        Ok(())
+        let slot = self.slot(index, &[SlotState::Filled], "discarded though it was not filled, or read already")?;
+        slot.state = SlotState::Free;
+        let filled = slot.filled;
+        self.gpu.wait_event(self.lanes.transfer, filled)
     }
 
     /// Whether the slot holds a fill that was not released.
@@ -244,14 +288,15 @@ impl Timeline {
         Ok(())
     }
 
-    /// Waits until both streams are empty. Between rounds only. Errors: the CPU part of a ticket is still open.
+    /// Waits until all streams are empty. Between rounds only. Errors: the CPU part of a ticket is still open.
     pub fn drain(&mut self) -> Result<(), DeviceError> {
         self.nobody_waits("drained")?;
         self.gpu.synchronize(self.compute)?;
-        self.gpu.synchronize(self.transfer)
+        self.gpu.synchronize(self.lanes.transfer)?;
+        self.gpu.synchronize(self.lanes.unpack)
     }
 
-    /// Ends a round that failed: lets all waits pass, waits for both streams, empties all slots. What the round
+    /// Ends a round that failed: lets all waits pass, waits for all streams, empties all slots. What the round
     /// computed is garbage. Errors: the GPU is lost.
     pub fn abandon(&mut self) -> Result<(), DeviceError> {
         self.gpu.host_signal(self.to_gpu.flag, self.to_gpu.queued)?;
@@ -259,6 +304,7 @@ impl Timeline {
         for slot in &mut self.slots {
             slot.state = SlotState::Free;
         }
+        self.staging.clear();
         // Readers whose release was never recorded are behind this.
         self.drain()
     }

@@ -86,11 +86,17 @@ impl Context {
         Ok((free as u64, total as u64))
     }
 
-    /// Makes a stream that does not wait for the legacy default stream; compute goes before transfers.
+    /// Makes a stream that does not wait for the legacy default stream. Unpacking goes before operators, whose blocks
+    /// would otherwise keep it, and with it the link, waiting; copies need no multiprocessor.
     pub(super) fn new_stream(&self, kind: StreamKind) -> Result<StreamId, DeviceError> {
         self.enter()?;
         let (least, greatest) = self.check("cuCtxGetStreamPriorityRange", result::stream::get_priority_range())?;
-        let priority = if kind == StreamKind::Compute { greatest } else { least };
+        // Smaller numbers go first.
+        let priority = match kind {
+            StreamKind::Unpack => greatest,
+            StreamKind::Compute => (greatest + 1).min(least),
+            StreamKind::Transfer => least,
+        };
         let stream = result::stream::create_with_priority(result::stream::StreamKind::NonBlocking, priority);
         let stream = self.check("cuStreamCreateWithPriority", stream)?;
         let mut streams = lock(&self.streams);

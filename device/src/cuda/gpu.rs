@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex};
 use cudarc::driver::{DriverError, result, sys};
 
 use super::context::{Context, CudaOptions, lock};
+use super::graph::{CudaGraph, KernelPriority};
 use super::mapped::{Flags, take_mapped};
 use super::module::{CudaTask, KernelLaunch, Modules};
 use super::probe::{GpuModel, describe};
@@ -14,7 +15,7 @@ use crate::DeviceError;
 use crate::clock::{Clock, Nanos};
 use crate::gpu::{
     CopySource, DevicePtr, DeviceRegion, Epoch, EventId, FlagId, Gpu, GpuDescription, GpuMemory, GpuOp, GpuTarget,
-    Launch, MappedRegion, StreamId, StreamKind,
+    GraphId, Launch, MappedRegion, StreamId, StreamKind,
 };
 use crate::memory::HostRegion;
 
@@ -27,7 +28,8 @@ const CONTEXT_BYTES_ASSUMED: u64 = 640 << 20;
 
 /// A CUDA device.
 pub struct CudaGpu {
-    // Order of fields = order of dropping: modules before the context.
+    // Order of fields = order of dropping: graphs before modules before the context.
+    graphs: Mutex<Vec<CudaGraph>>,
     modules: Modules,
     flags: Flags,
     context: Arc<Context>,
@@ -59,6 +61,7 @@ impl CudaGpu {
         let GpuModel { name, capability, multiprocessors, memory_bytes, .. } = context.model.clone();
         let description = GpuDescription { name, capability, driver: context.driver, memory_bytes, multiprocessors };
         let gpu = CudaGpu {
+            graphs: Mutex::default(),
             modules: Modules::new(Arc::clone(&context), Arc::clone(&options.modules)),
             flags,
             context,
@@ -340,6 +343,27 @@ impl Gpu for CudaGpu {
     fn launch(&self, stream: StreamId, launch: &Launch) -> Result<(), DeviceError> {
         let task = self.task(stream)?;
         launch.op.run(GpuTarget::Cuda(&task), launch.args)
+    }
+
+    fn record_graph(
+        &self,
+        stream: StreamId,
+        work: &mut dyn FnMut() -> Result<(), DeviceError>,
+    ) -> Result<Option<GraphId>, DeviceError> {
+        self.context.enter()?;
+        let stream = self.context.stream(stream)?;
+        let graph = CudaGraph::capture(&self.context, stream, KernelPriority::OfRecording, work)?;
+        let mut graphs = lock(&self.graphs);
+        graphs.push(graph);
+        Ok(Some(GraphId(graphs.len() as u32 - 1)))
+    }
+
+    fn launch_graph(&self, stream: StreamId, graph: GraphId) -> Result<(), DeviceError> {
+        self.context.enter()?;
+        let stream = self.context.stream(stream)?;
+        let graphs = lock(&self.graphs);
+        let known = graphs.get(graph.0 as usize).ok_or(DeviceError::GpuHandle { kind: "graph", id: graph.0 })?;
+        known.launch(&self.context, stream)
     }
 
     fn settle(&self, stream: StreamId, op: &dyn GpuOp) -> Result<(), DeviceError> {

@@ -1,4 +1,4 @@
-//! Recorded runs of kernels: one call per round instead of one per kernel. Next: `gpu.rs`.
+//! Recorded runs of kernels and copies: one call per round instead of one per kernel. Next: `gpu.rs`.
 
 use cudarc::driver::{result, sys};
 
@@ -17,12 +17,31 @@ unsafe impl Send for CudaGraph {}
 // SAFETY: launching does not change the graph.
 unsafe impl Sync for CudaGraph {}
 
+/// Which priority a graph's kernels have.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum KernelPriority {
+    /// That of the stream on which the graph is put.
+    OfLaunch,
+    /// That of the stream on which each was recorded.
+    OfRecording,
+}
+
+impl KernelPriority {
+    fn flags(self) -> sys::CUgraphInstantiate_flags {
+        match self {
+            KernelPriority::OfLaunch => sys::CUgraphInstantiate_flags(0),
+            KernelPriority::OfRecording => sys::CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_USE_NODE_PRIORITY,
+        }
+    }
+}
+
 impl CudaGraph {
     /// Records what `work` puts on the stream, and takes what the graph needs on the device. The stream is left as it
     /// was even if `work` fails. Must not be called while a stream waits for the host: the driver may wait for it.
     pub(super) fn capture(
         context: &Context,
         stream: sys::CUstream,
+        priority: KernelPriority,
         work: impl FnOnce() -> Result<(), DeviceError>,
     ) -> Result<CudaGraph, DeviceError> {
         let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
@@ -34,7 +53,7 @@ impl CudaGraph {
         outcome?;
         let graph = context.check("cuStreamEndCapture", graph)?;
         // SAFETY: the graph was just made.
-        let exec = unsafe { result::graph::instantiate(graph, sys::CUgraphInstantiate_flags(0)) };
+        let exec = unsafe { result::graph::instantiate(graph, priority.flags()) };
         let exec = context.check("cuGraphInstantiateWithFlags", exec)?;
         let graph = CudaGraph { graph, exec };
         // SAFETY: both handles are live.

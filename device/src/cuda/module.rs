@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use cudarc::driver::{DriverError, result, sys};
 
 use super::context::{Context, lock};
-use super::graph::CudaGraph;
+use super::graph::{CudaGraph, KernelPriority};
 use super::probe::describe;
 use crate::DeviceError;
 
@@ -326,7 +326,7 @@ impl<'a> CudaTask<'a> {
     /// What `work` fails with, or the driver.
     pub fn record(&self, work: impl Fn(&CudaTask) -> Result<(), DeviceError>) -> Result<CudaGraph, DeviceError> {
         work(&CudaTask { mode: Mode::Load, ..*self })?;
-        CudaGraph::capture(self.context, self.stream, || work(self))
+        CudaGraph::capture(self.context, self.stream, KernelPriority::OfLaunch, || work(self))
     }
 
     /// Runs a recorded graph on the stream.

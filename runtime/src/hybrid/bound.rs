@@ -2,17 +2,17 @@
 //! the same items in the same place share them. Not here: when they are queued (`driver.rs`). Next: `sim.rs`.
 
 use super::crossings::{Crossing, ItemAccess, Side, ops};
+use super::fills::{Fill, WholeFill};
 use super::memory::{GpuMemory, matrix_bytes};
-use super::ops::{Arrival, GpuWeight, Move, OpEnv, OpMaker, Sizes};
-use super::routed::{RoutedFill, RoutedStack, Unpacker};
+use super::ops::{GpuWeight, Move, OpEnv, OpMaker, Sizes};
+use super::routed::{RoutedFill, RoutedStack};
 use super::script::{Command, Scene, Script};
+use super::staging::{PartCycle, StagingArea, Unpacker};
 use crate::Error;
 use crate::exec::WeightStore;
 use crate::exec::shared::Place;
-use device::clock::Nanos;
-use device::gpu::{CopySource, DevicePtr, GpuOp, HostSpan, Launch, LaunchArgs, MappedRegion};
+use device::gpu::{CopySource, DevicePtr, GpuOp, HostSpan, MappedRegion};
 use device::timeline::FillStep;
-use kernels::quant::packed_bytes;
 use plan_format::WeightId;
 use plan_format::arena::Arena;
 use plan_format::operands::Columns;
@@ -39,6 +39,8 @@ pub struct Binder<'a> {
     pub weights: &'a WeightStore,
     /// GPU memory.
     pub memory: &'a GpuMemory,
+    /// Where pieces of streamed weights arrive.
+    pub staging: StagingArea,
     /// The host's arena as the GPU reaches it.
     pub host_arena: MappedRegion,
     /// Tables of streamed experts in mapped memory, with their offsets by item.
@@ -64,14 +66,6 @@ pub struct Bound {
     pub items: Vec<u32>,
 }
 
-/// How a slot is filled.
-pub enum Fill {
-    /// With everything.
-    Whole(Vec<FillStep>),
-    /// With the experts that the round has chosen.
-    Routed(Box<RoutedFill>),
-}
-
 /// Where the streamed weights of a run lie, and how many matrices there is room for.
 type Lies = Vec<(DevicePtr, usize)>;
 
@@ -80,6 +74,9 @@ type Lies = Vec<(DevicePtr, usize)>;
 pub struct Made {
     runs: HashMap<(Range<usize>, Lies), Operators>,
     moves: Vec<(Side, Vec<Crossing>, Operators)>,
+    fills: HashMap<(usize, Lies), usize>,
+    /// Fills that are the same in every round.
+    pub whole: Vec<WholeFill>,
 }
 
 impl<'a> Binder<'a> {
@@ -136,7 +133,7 @@ impl<'a> Binder<'a> {
         let operators = operators.collect::<Result<Vec<_>, Error>>()?;
         let fills = promotions.iter().zip(&streamed).zip(&routed).map(|((promotion, weights), ids)| match ids {
             Some(ids) => Ok(Fill::Routed(Box::new(self.routed_fill(promotion.item.index(), weights, *ids)?))),
-            None => Ok(Fill::Whole(self.fill(weights)?)),
+            None => Ok(Fill::Whole(self.whole_fill(promotion.item.index(), weights, made)?)),
         });
         let fills = fills.collect::<Result<Vec<_>, Error>>()?;
         let slots = promotions.iter().map(|promotion| promotion.slot.index()).collect();
@@ -145,7 +142,7 @@ impl<'a> Binder<'a> {
     }
 
     fn run(&self, items: Range<usize>, streamed: &Streamed, made: &mut Made) -> Result<Operators, Error> {
-        let key = (items.clone(), streamed.iter().map(|(_, place)| (place.start, place.room)).collect());
+        let key = (items.clone(), lies(streamed));
         if let Some(known) = made.runs.get(&key) {
             return Ok(Arc::clone(known));
         }
@@ -237,6 +234,18 @@ impl<'a> Binder<'a> {
         self.tables.0.zip(self.tables.1[item])
     }
 
+    /// The number of a fill with everything.
+    fn whole_fill(&self, item: usize, weights: &Streamed, made: &mut Made) -> Result<usize, Error> {
+        let key = (item, lies(weights));
+        if let Some(&known) = made.fills.get(&key) {
+            return Ok(known);
+        }
+        let steps = self.fill(weights, &mut self.staging.cycle())?;
+        made.whole.push(WholeFill::new(steps));
+        made.fills.insert(key, made.whole.len() - 1);
+        Ok(made.whole.len() - 1)
+    }
+
     /// How a slot gets the experts that a round chooses.
     fn routed_fill(&self, item: usize, weights: &Streamed, ids: View) -> Result<RoutedFill, Error> {
         let (whole, stacks): (Vec<_>, Vec<_>) = weights.iter().copied().partition(|(_, place)| place.places.is_none());
@@ -245,15 +254,24 @@ impl<'a> Binder<'a> {
         let stride = self.program.values[ids.value.index()].cols as usize;
         let base_bytes = self.arena.offsets_bytes[ids.value.index()] as usize;
         let offset_bytes = base_bytes + ids.first_col as usize * 4;
+        let mut cycle = self.staging.cycle();
+        let whole = self.fill(&whole, &mut cycle)?;
+        let mut routed = stacks.iter().map(|(weight, place)| self.routed_stack(*weight, *place));
+        let mut routed = routed.by_ref().collect::<Result<Vec<_>, Error>>()?;
+        // The pieces of one expert follow those of the expert before it.
+        for slice in 0..stacks.iter().map(|(_, place)| place.room).max().unwrap_or(0) {
+            for (stack, (_, place)) in routed.iter_mut().zip(&stacks) {
+                if slice < place.room && self.maker.unpacks(&place.shape) {
+                    stack.unpackers.push(self.staging.unpackers(self.maker, place, slice, &mut cycle)?);
+                }
+            }
+        }
         Ok(RoutedFill {
             ids: Place { base_bytes, offset_bytes, stride, ..Place::rows_of(ids.cols as usize) },
             ids_start: self.host_arena.device.offset(base_bytes as u64),
-            whole: self.fill(&whole)?,
+            whole,
             experts: stacks.first().map_or(0, |(_, place)| place.shape.stack),
-            stacks: stacks
-                .iter()
-                .map(|(weight, place)| self.routed_stack(*weight, *place))
-                .collect::<Result<_, _>>()?,
+            stacks: routed,
             table,
         })
     }
@@ -261,11 +279,7 @@ impl<'a> Binder<'a> {
     fn routed_stack(&self, weight: WeightId, place: GpuWeight) -> Result<RoutedStack, Error> {
         let host = self.host_span(weight)?;
         let host_stride = matrix_bytes(&place.shape, Layout::CpuPanel16)? as usize;
-        let unpackers = match place.layout {
-            Layout::CpuPanel16 => Vec::new(),
-            _ => (0..place.room).map(|slice| self.unpackers(&place, slice)).collect::<Result<_, _>>()?,
-        };
-        Ok(RoutedStack { host, host_stride, place, unpackers })
+        Ok(RoutedStack { host, host_stride, place, unpackers: Vec::new() })
     }
 
     fn host_span(&self, weight: WeightId) -> Result<HostSpan, Error> {
@@ -274,44 +288,28 @@ impl<'a> Binder<'a> {
     }
 
     /// How a slot is filled: copies where the host's order serves, else through the staging area.
-    fn fill(&self, weights: &Streamed) -> Result<Vec<FillStep>, Error> {
+    fn fill(&self, weights: &Streamed, cycle: &mut PartCycle) -> Result<Vec<FillStep>, Error> {
         let mut steps = Vec::new();
         for (weight, place) in weights {
             let host = self.host_span(*weight)?;
-            if place.layout == Layout::CpuPanel16 {
+            if !self.maker.unpacks(&place.shape) {
                 steps.push(FillStep::Copy(place.start, CopySource::Span(host)));
                 continue;
             }
             let host_stride = matrix_bytes(&place.shape, Layout::CpuPanel16)? as usize;
             for slice in 0..place.shape.stack {
                 let start = host.range.start + slice * host_stride;
-                for Unpacker { bytes, to, step } in self.unpackers(place, slice)? {
-                    let range = start + bytes.start..start + bytes.end;
-                    let span = HostSpan { region: Arc::clone(&host.region), range };
-                    steps.extend([FillStep::Copy(to, CopySource::Span(span)), step]);
-                }
+                let unpackers = self.staging.unpackers(self.maker, place, slice, cycle)?;
+                steps.extend(unpackers.iter().map(|unpacker: &Unpacker| unpacker.step(&host.region, start)));
             }
         }
         Ok(steps)
     }
+}
 
-    /// The pieces in which a matrix goes through the staging area to place `slice` of its slot.
-    fn unpackers(&self, place: &GpuWeight, slice: usize) -> Result<Vec<Unpacker>, Error> {
-        let staging = self.slots.staging().ok_or(Error::Program { what: "promotions without slots" })?;
-        let from = self.memory.slots.start.offset(staging.offset_bytes);
-        let panel_bytes = packed_bytes(place.shape.ty, 1, place.shape.cols)?;
-        let panels_at_once = (staging.size_bytes as usize / panel_bytes).max(1);
-        let panels = place.shape.rows.div_ceil(16);
-        let piece = |first: usize| {
-            let last = panels.min(first + panels_at_once);
-            let rows = (first as u32 * 16, (last * 16).min(place.shape.rows) as u32);
-            let to: DevicePtr = place.start.offset(slice as u64 * place.stride_bytes);
-            let op = self.maker.unpack(&Arrival { shape: place.shape, rows, from, to })?;
-            let step = FillStep::Launch(Launch { op, args: LaunchArgs::default(), expected: Nanos(0) });
-            Ok(Unpacker { bytes: first * panel_bytes..last * panel_bytes, to: from, step })
-        };
-        (0..panels).step_by(panels_at_once).map(piece).collect()
-    }
+/// Where streamed weights lie.
+fn lies(streamed: &Streamed) -> Lies {
+    streamed.iter().map(|(_, place)| (place.start, place.room)).collect()
 }
 
 /// Weights in a slot.

@@ -6,10 +6,12 @@ use super::bound::{Binder, Made, chosen, is_few, phase_tokens};
 use super::choose::{Table, context_of};
 use super::crossings::{ItemAccess, ops};
 use super::driver::{Driver, HandOver, Parts, Turn};
+use super::fills::Fills;
 use super::inputs::{InputLayout, Inputs, mapped_memory};
 use super::marks::Timing;
-use super::memory::{GpuMap, Tenants, matrix_bytes};
+use super::memory::{GpuMap, GpuMemory, Tenants, matrix_bytes};
 use super::ops::{OpMaker, RoundArgs, Sizes, WeightShape};
+use super::staging::StagingArea;
 use crate::Error;
 use crate::exec::prepare::{Limits, Prepared};
 use crate::exec::shared::Shared;
@@ -19,7 +21,9 @@ use crate::exec::{Round, WeightStore};
 use device::DeviceError;
 use device::gpu::{Gpu, GpuOp};
 use device::timeline::Timeline;
+use kernels::quant::packed_bytes;
 use plan_format::artifact::Plan;
+use plan_format::program::WeightRole;
 use plan_format::schedule::{Home, Promotion, Schedule};
 use std::ops::Range;
 use std::sync::{Arc, Mutex};
@@ -103,6 +107,7 @@ impl Hybrid {
         let (table_bytes, offsets) = table_places(routed);
         let tables = (table_bytes > 0).then(|| gpu.take_mapped(table_bytes, "tables of experts")).transpose()?;
         let tables = (tables, &offsets[..]);
+        let staging = staging_area(plan, weights, &memory)?;
         let binder = Binder {
             program,
             arena,
@@ -111,6 +116,7 @@ impl Hybrid {
             sizes,
             weights,
             memory: &memory,
+            staging,
             host_arena,
             tables,
             maker: &*maker,
@@ -226,6 +232,20 @@ fn table_places(routed: impl Iterator<Item = Option<usize>>) -> (u64, Vec<Option
     (end, places)
 }
 
+/// Where pieces of streamed weights arrive.
+fn staging_area(plan: &Plan, weights: &WeightStore, memory: &GpuMemory) -> Result<StagingArea, Error> {
+    let promoted = plan.schedules.iter().flat_map(|schedule| &schedule.promotions);
+    let streamed = promoted.flat_map(|promotion| &plan.program.items[promotion.item.index()].weights);
+    let large = streamed.filter(|weight| plan.program.weights[weight.index()].role != WeightRole::Small);
+    let mut panel_bytes = 0;
+    for &weight in large {
+        let shape = weights.shape(weight);
+        panel_bytes = panel_bytes.max(packed_bytes(shape.ty, 1, shape.cols)? as u64);
+    }
+    let (offset, bytes) = plan.slots.staging().map_or((0, 0), |slot| (slot.offset_bytes, slot.size_bytes));
+    Ok(StagingArea::new(memory.slots.start.offset(offset), bytes, panel_bytes))
+}
+
 /// Pins host weights that may be streamed. What refuses it is worth a note: it costs speed only.
 /// Errors: the GPU is lost.
 fn pin(gpu: &dyn Gpu, weights: &WeightStore) -> Result<Option<String>, Error> {
@@ -270,7 +290,8 @@ fn drive(
     prologue.extend(rest);
     let timeline = Timeline::new(Arc::clone(gpu), plan.slots.slots.len(), SILENCE_MAX)?;
     let (host_arena, values) = (binder.host_arena.device, mapped_memory(gpu, binder.host_arena));
-    let parts = Parts { timeline, bound, prologue, inputs, host_arena, values, hand_over };
+    let fills = Fills::new(made.whole);
+    let parts = Parts { timeline, bound, fills, prologue, inputs, host_arena, values, hand_over };
     Ok(Driver::new(parts, &plan.program, &plan.arena.offsets_bytes))
 }
 

@@ -6,8 +6,9 @@
 //! what the commands are (`script.rs`). Next: `bound.rs`.
 
 use super::adapt::{Resource, Sample};
-use super::bound::{Bound, Fill};
+use super::bound::Bound;
 use super::crossings::Side;
+use super::fills::{Fill, Fills};
 use super::inputs::Inputs;
 use super::marks::{Marks, Timing};
 use super::ops::RoundArgs;
@@ -18,7 +19,7 @@ use crate::exec::shared::Shared;
 use crate::exec::trace::{Label, Trace};
 use device::clock::Nanos;
 use device::gpu::{Access, DevicePtr, Gpu, GpuOp, Launch};
-use device::timeline::{CpuTicket, FillStep, GpuTicket, SlotIndex, Timeline};
+use device::timeline::{CpuTicket, GpuTicket, SlotIndex, Timeline};
 use device::trace::Track;
 use plan_format::costs::CaseCosts;
 use plan_format::program::{Program, Rows};
@@ -54,12 +55,11 @@ pub struct Driver {
     gpu: Arc<dyn Gpu>,
     timeline: Timeline,
     bound: Vec<Bound>,
+    fills: Fills,
     prologue: Vec<Arc<dyn GpuOp>>,
     inputs: Inputs,
     values: Vec<HostValue>,
     host_arena: Shared,
-    /// Steps of a fill that depends on the round.
-    steps: Vec<FillStep>,
     /// Part of a switch's expected time that the hand-over itself takes.
     hand_over: HandOver,
     /// Schedule whose first transfers of the next round are queued.
@@ -127,6 +127,8 @@ pub struct Parts {
     pub timeline: Timeline,
     /// Schedules.
     pub bound: Vec<Bound>,
+    /// Fills that they share.
+    pub fills: Fills,
     /// First operators of a round.
     pub prologue: Vec<Arc<dyn GpuOp>>,
     /// The round's inputs.
@@ -142,7 +144,7 @@ pub struct Parts {
 impl Driver {
     /// A driver between rounds.
     pub fn new(parts: Parts, program: &Program, offsets_bytes: &[u64]) -> Self {
-        let Parts { timeline, bound, prologue, inputs, host_arena, values: memory, hand_over } = parts;
+        let Parts { timeline, bound, fills, prologue, inputs, host_arena, values: memory, hand_over } = parts;
         let value = |(value, &offset): (&plan_format::program::Value, &u64)| HostValue {
             start: host_arena.offset(offset),
             rows: value.rows,
@@ -152,11 +154,8 @@ impl Driver {
         let most = |of: fn(&Command) -> bool| {
             bound.iter().map(|bound| bound.script.commands.iter().filter(|command| of(command)).count()).max()
         };
-        let routed = bound.iter().flat_map(|bound| &bound.fills).map(|fill| match fill {
-            Fill::Routed(routed) => routed.steps_max(),
-            Fill::Whole(_) => 0,
-        });
-        let steps = routed.max().unwrap_or(0);
+        let mut fills = fills;
+        fills.reserve(bound.iter().flat_map(|bound| &bound.fills));
         let probe = Probe::smallest(&bound, program);
         let waits = most(|command| matches!(command, Command::WaitCpu(_))).unwrap_or(0);
         let signals = most(|command| matches!(command, Command::Signal(_))).unwrap_or(0);
@@ -164,11 +163,11 @@ impl Driver {
             gpu: Arc::clone(timeline.gpu()),
             timeline,
             bound,
+            fills,
             prologue,
             inputs,
             values,
             host_arena: memory,
-            steps: Vec::with_capacity(steps),
             hand_over,
             ahead: None,
             last: None,
@@ -254,16 +253,10 @@ impl Driver {
         }
         let bound = &self.bound[turn.schedule];
         let slot = SlotIndex(bound.slots[promotion]);
-        let steps = match &bound.fills[promotion] {
-            Fill::Whole(steps) => steps,
-            Fill::Routed(routed) => {
-                self.steps.clear();
-                routed.steps(&*self.gpu, &self.host_arena, turn.args.tokens as usize, &mut self.steps)?;
-                &self.steps
-            }
-        };
         let mark = self.marks.take(&*self.gpu)?;
-        self.timeline.fill_in_steps(slot, steps, mark.map(|mark| mark.begin))?;
+        let begun = mark.map(|mark| mark.begin);
+        let ids = (&self.host_arena, turn.args.tokens as usize);
+        self.fills.queue(&mut self.timeline, slot, &bound.fills[promotion], ids, begun)?;
         if let Some(mark) = mark {
             self.gpu.record(self.timeline.transfer_stream(), mark.end)?;
             let item = bound.items[promotion];
@@ -371,7 +364,7 @@ impl Driver {
         for op in operators.chain(&self.prologue).filter(|op| op.is_unsettled()) {
             self.timeline.settle(&**op)?;
         }
-        Ok(())
+        self.fills.record(&mut self.timeline, &self.bound[schedule].fills)
     }
 
     /// Ends a round that failed. Errors: the GPU is lost.

@@ -12,6 +12,7 @@ pub(crate) mod choose;
 mod crossings;
 pub mod cuda;
 pub(crate) mod driver;
+pub(crate) mod fills;
 pub(crate) mod inputs;
 pub(crate) mod marks;
 pub(crate) mod memory;
@@ -19,6 +20,7 @@ pub mod ops;
 pub(crate) mod routed;
 mod script;
 pub mod sim;
+mod staging;
 pub(crate) mod states;
 
 pub use build::GpuSide;

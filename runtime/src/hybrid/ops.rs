@@ -4,7 +4,7 @@
 //! at load. There is one maker per kind of GPU: `sim.rs` and `cuda.rs`. All addresses are fixed when an operator is
 //! made; what changes from round to round comes in [`RoundArgs`] and in the round's inputs in GPU memory.
 //!
-//! Rules for operators: they run on the compute stream in the order in which they were made (unpackers on the transfer
+//! Rules for operators: they run on the compute stream in the order in which they were made (unpackers on their own
 //! stream), so a later one may rely on an earlier one's writes; they touch the values that their run reads and writes,
 //! their weights and states, and the maker's scratch, nothing else; a value that is read outside their run
 //! ([`OpEnv::is_read_outside`]) is in memory when the run ends. They never wait, allocate or synchronise. Next:
@@ -31,12 +31,17 @@ pub trait OpMaker: Send + Sync {
     /// Order of the bytes of a weight that stays on the GPU. `planned` is what the plan says.
     fn resident_layout(&self, weight: &WeightShape, planned: Layout) -> Layout;
 
-    /// Order of the bytes of a streamed weight in its slot. Where it is not the host's ([`Layout::CpuPanel16`]),
-    /// [`OpMaker::unpack`] makes it.
+    /// Order of the bytes of a streamed weight in its slot.
     fn slot_layout(&self, weight: &WeightShape) -> Layout;
 
-    /// Unpacks a piece of a streamed weight from the staging area into its slot; runs on the transfer stream. Asked
-    /// only where [`OpMaker::slot_layout`] is not the host's.
+    /// Whether a streamed weight arrives through the staging area and [`OpMaker::unpack`] writes its slot. Else the copy
+    /// engine writes it, in the host's order ([`Layout::CpuPanel16`]).
+    fn unpacks(&self, weight: &WeightShape) -> bool {
+        self.slot_layout(weight) != Layout::CpuPanel16
+    }
+
+    /// Unpacks a piece of a streamed weight from the staging area into its slot; runs on a stream of its own. Asked
+    /// only where [`OpMaker::unpacks`].
     /// Errors: a type or layout without such a kernel.
     fn unpack(&self, piece: &Arrival) -> Result<Arc<dyn GpuOp>, Error>;
 

@@ -2,6 +2,7 @@
 //! tells the GPU. Not here: when the host knows them (`script.rs`). Next: `driver.rs`.
 
 use super::ops::GpuWeight;
+use super::staging::Unpacker;
 use crate::Error;
 use crate::exec::shared::{Place, Shared};
 use device::gpu::{Access, CopySource, DevicePtr, Gpu, HostSpan, MappedRegion};
@@ -32,19 +33,9 @@ pub struct RoutedStack {
     pub host_stride: usize,
     /// Where they go.
     pub place: GpuWeight,
-    /// By place in the slot: pieces through the staging area with what unpacks them; empty where the host's order
-    /// serves.
+    /// By place in the slot: pieces through the staging area with what unpacks them; empty where the copy engine writes
+    /// the slot.
     pub unpackers: Vec<Vec<Unpacker>>,
-}
-
-/// A piece of a matrix: bytes of it, where they arrive, and the step that unpacks them.
-pub struct Unpacker {
-    /// Bytes of the matrix on the host.
-    pub bytes: std::ops::Range<usize>,
-    /// Staging.
-    pub to: DevicePtr,
-    /// What unpacks.
-    pub step: FillStep,
 }
 
 impl RoutedFill {
@@ -86,21 +77,14 @@ impl RoutedFill {
                 return Err(Error::Program { what: "a round chose more experts than its slot holds" });
             }
             let first = stack.host.range.start + expert * stack.host_stride;
-            let copy = |to, bytes: std::ops::Range<usize>| {
-                let range = first + bytes.start..first + bytes.end;
-                let span = HostSpan { region: Arc::clone(&stack.host.region), range };
-                FillStep::Copy(to, CopySource::Span(span))
-            };
+            let region = &stack.host.region;
             match stack.unpackers.get(place) {
                 None => {
                     let to = stack.place.start.offset(place as u64 * stack.place.stride_bytes);
-                    steps.push(copy(to, 0..stack.host_stride));
+                    let span = HostSpan { region: Arc::clone(region), range: first..first + stack.host_stride };
+                    steps.push(FillStep::Copy(to, CopySource::Span(span)));
                 }
-                Some(pieces) => {
-                    for piece in pieces {
-                        steps.extend([copy(piece.to, piece.bytes.clone()), piece.step.clone()]);
-                    }
-                }
+                Some(pieces) => steps.extend(pieces.iter().map(|piece| piece.step(region, first))),
             }
         }
         Ok(())
@@ -109,7 +93,7 @@ impl RoutedFill {
     /// Steps of the largest fill.
     pub fn steps_max(&self) -> usize {
         let of_stack = |stack: &RoutedStack| {
-            let pieces = stack.unpackers.first().map_or(1, |pieces| 2 * pieces.len());
+            let pieces = stack.unpackers.first().map_or(1, Vec::len);
             stack.place.room * pieces
         };
         self.whole.len() + self.stacks.iter().map(of_stack).sum::<usize>()

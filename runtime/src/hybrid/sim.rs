@@ -21,6 +21,7 @@ use device::sim::{SimGpu, SimTask};
 use device::team::{CallerPinning, Pinning, Team, TeamConfig};
 use kernels::cpu::Isa;
 use kernels::cpu::matmul::Layout as CpuLayout;
+use kernels::quant::packed_bytes;
 use plan_format::WeightId;
 use plan_format::arena::Arena;
 use plan_format::program::{Program, Rows, View};
@@ -75,6 +76,7 @@ struct SimMove(Vec<Move>);
 
 /// Copies bytes.
 struct SimCopy {
+    name: &'static str,
     from: DevicePtr,
     to: DevicePtr,
     bytes: u64,
@@ -239,8 +241,16 @@ impl OpMaker for SimMaker {
         Layout::CpuPanel16
     }
 
-    fn unpack(&self, _: &Arrival) -> Result<Arc<dyn GpuOp>, Error> {
-        Err(Error::Program { what: "the simulated GPU unpacks nothing" })
+    /// Blocks go through the staging area as they do on a real GPU, though their order is the host's.
+    fn unpacks(&self, weight: &WeightShape) -> bool {
+        !weight.ty.is_plain()
+    }
+
+    fn unpack(&self, piece: &Arrival) -> Result<Arc<dyn GpuOp>, Error> {
+        let panel_bytes = packed_bytes(piece.shape.ty, 1, piece.shape.cols)? as u64;
+        let (first, last) = (u64::from(piece.rows.0 / 16), u64::from(piece.rows.1.div_ceil(16)));
+        let (from, to, bytes) = (piece.from, piece.to.offset(first * panel_bytes), (last - first) * panel_bytes);
+        Ok(Arc::new(SimCopy { name: "unpack", from, to, bytes }))
     }
 
     fn prologue(&self, env: &OpEnv<'_>) -> Result<Vec<Arc<dyn GpuOp>>, Error> {
@@ -260,7 +270,7 @@ impl OpMaker for SimMaker {
     }
 
     fn copier(&self, from: DevicePtr, to: DevicePtr, bytes: u64) -> Result<Arc<dyn GpuOp>, Error> {
-        Ok(Arc::new(SimCopy { from, to, bytes }))
+        Ok(Arc::new(SimCopy { name: "copy", from, to, bytes }))
     }
 }
 
@@ -362,11 +372,11 @@ impl GpuOp for SimMove {
 
 impl GpuOp for SimCopy {
     fn name(&self) -> &str {
-        "copy"
+        self.name
     }
 
     fn run(&self, target: GpuTarget<'_>, _: LaunchArgs) -> Result<(), DeviceError> {
-        let task = simulated(&target, "copy")?;
+        let task = simulated(&target, self.name)?;
         let from = task.read(self.from, self.bytes)?;
         task.write(self.to, self.bytes)?.copy_from_slice(from);
         Ok(())
