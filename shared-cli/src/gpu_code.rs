@@ -5,14 +5,14 @@
 use device::DeviceError;
 use device::cuda::CudaGpu;
 use gguf::GgmlType;
-use kernels::cuda::GpuLayout;
+use kernels::cuda::{Chip, GpuLayout};
 use kernels::quant::WeightType;
 use plan_format::artifact::MachineCode;
 use plan_format::program::{Program, WeightRole};
 
-/// PTX modules that a program on a GPU may need: those of its weights' types in the layouts in which a GPU keeps them,
-/// and those that every program needs. Sorted.
-pub fn modules(program: &Program) -> Vec<&'static str> {
+/// PTX modules that a program on a GPU with this chip may need: those of its weights' types in the layouts in which a GPU
+/// keeps them, and those that every program needs. Sorted.
+pub fn modules(program: &Program, chip: Chip) -> Vec<&'static str> {
     let (mut products, mut lookups) = (Vec::new(), Vec::new());
     for weight in &program.weights {
         let tensor = &program.tensors[weight.tensor.index()];
@@ -25,7 +25,7 @@ pub fn modules(program: &Program) -> Vec<&'static str> {
             products.push(place);
         }
     }
-    kernels::cuda::modules_for(products, lookups)
+    kernels::cuda::modules_for(chip, products, lookups)
 }
 
 /// BLAKE3 of a module's PTX, all zero for an unknown module.

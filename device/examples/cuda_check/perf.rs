@@ -35,10 +35,14 @@ struct Lab<'a> {
 }
 
 impl Lab<'_> {
-    /// Whose matrix kernels this GPU runs.
-    fn chips(&self) -> Vec<Chip> {
-        let own = Chip::of(self.gpu.model().capability);
-        [Chip::Portable, Chip::Sm90].into_iter().filter(|&chip| chip <= own).collect()
+    fn chip(&self) -> Chip {
+        Chip::of(self.gpu.model().capability)
+    }
+
+    /// All whose matrix kernels this GPU runs.
+    fn chips(&self) -> impl Iterator<Item = Chip> + use<> {
+        let own = self.chip();
+        [Chip::Portable, Chip::Sm90].into_iter().filter(move |&chip| chip <= own)
     }
 
     fn room(&mut self, bytes: u64) -> DevicePtr {
@@ -280,7 +284,7 @@ fn chain(lab: &mut Lab, ty: WeightType, layout: GpuLayout, tokens: u32) -> Resul
                     Part { weight, bias: DevicePtr::NULL, residual: none, out }
                 })
                 .collect();
-            launches.extend(product::product(&parts, &active, tokens).unwrap_or_default());
+            launches.extend(product::product(lab.chip(), &parts, &active, tokens).unwrap_or_default());
         };
         step(lab, x, &[(View { cols: hidden, ..middle }, hidden), (k, 1024), (v, 1024)]);
         step(lab, View { cols: hidden, stride: wide, ..middle }, &[(x, hidden)]);
@@ -305,7 +309,7 @@ fn prefill(lab: &mut Lab, dense_tflops: Option<f64>, chosen: &dyn Fn(WeightType)
                     let share = dense_tflops.map_or(String::new(), |dense| format!("{:5.1} %", 100.0 * best / dense));
                     let rates =
                         rates.map(|rate| rate.map_or("     -".to_string(), |rate| format!("{rate:6.1}"))).join(" ");
-                    let rule = TokenTile::for_shape(rows, tokens);
+                    let rule = TokenTile::for_shape(chip, rows.div_ceil(128), tokens);
                     println!("{chip:?} {ty:8} {cols:6} -> {rows:6} x {tokens:5}: {rates}  {share} {rule:?}");
                 }
             }
@@ -336,7 +340,7 @@ fn prefill_rates(
     let flop = 2.0 * f64::from(rows) * f64::from(cols) * f64::from(tokens);
     let mut rates = [None; 4];
     for (rate, tile) in rates.iter_mut().zip(TokenTile::ALL).filter(|(_, tile)| tile.exists_on(chip)) {
-        if let Ok(launch) = product::matmul(chip, &part, &active, tokens, tile) {
+        if let Ok(launch) = product::matmul(chip, &[part], &active, tokens, tile) {
             *rate = Some(flop / lab.time(&[launch; 4])? * 4.0 / 1e6);
         }
     }

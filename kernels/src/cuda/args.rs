@@ -98,7 +98,7 @@ structures! {
         table: DevicePtr, ids: DevicePtr, out: DevicePtr, row_bytes: u64,
         cols: u32, out_stride: u32, scale: f32, rows_in_table: u32,
     }
-    // gemv.cu, gemv_float.cu, skinny.cu
+    // gemv.cu, gemv_float.cu, skinny.cu, matmul.cuh
     ProductPart {
         weight: DevicePtr, bias: DevicePtr, residual: DevicePtr, out: DevicePtr,
         rows: u32, out_stride: u32, residual_stride: u32, reserved: u32,
@@ -118,11 +118,11 @@ structures! {
         parts: [ProductPart; 3], x: DevicePtr, row_scale: DevicePtr, row_bytes: u64,
         cols: u32, tokens: u32, n_parts: u32, x_stride: u32,
     }
-    // matmul.cu
+    // matmul.cuh
     MatmulArgs {
-        weight: DevicePtr, bias: DevicePtr, out: DevicePtr, x: DevicePtr, row_scale: DevicePtr,
+        parts: [ProductPart; 3], x: DevicePtr, row_scale: DevicePtr,
         order: DevicePtr, tiles: DevicePtr, n_tiles: DevicePtr, places: DevicePtr, row_bytes: u64, matrix_bytes: u64,
-        rows: u32, cols: u32, tokens: u32, out_stride: u32, chosen: u32, x_per_entry: u32,
+        cols: u32, tokens: u32, n_parts: u32, chosen: u32, x_per_entry: u32, reserved: u32,
     }
     // router.cu
     RouterArgs {
@@ -179,6 +179,6 @@ const _: () = {
     assert!(size_of::<Forms>() == 56);
     assert!(size_of::<ProductPart>() == 48);
     assert!(size_of::<GemvArgs>() == 232);
-    assert!(size_of::<MatmulArgs>() == 112);
+    assert!(size_of::<MatmulArgs>() == 232);
     assert!(size_of::<AttentionArgs>() == 160);
 };

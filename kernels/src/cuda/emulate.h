@@ -41,8 +41,8 @@ namespace emu {
 
 struct Copy { void *to; const void *from; bool valid; };
 
-/// A step of asynchronous products that runs: its operands, and what they held when it started.
-struct Step { u64 a, b; u32 rows_b; u64 seen; };
+/// An asynchronous product that runs: its operands, and what they held when it started.
+struct Running { u64 a, b; u32 rows_b; u64 seen; };
 
 struct Fibre {
     void *stack_pointer = nullptr;
@@ -50,7 +50,8 @@ struct Fibre {
     bool finished = false;
     std::vector<std::vector<Copy>> groups; // committed
     std::vector<Copy> open;
-    std::vector<Step> steps;
+    std::vector<std::vector<Running>> product_groups; // committed
+    std::vector<Running> products;
 };
 
 struct Barrier { u32 arrived = 0, generation = 0, members = 0; };
@@ -244,35 +245,43 @@ static u16 operand_element(u64 operand, u32 row, u32 column) {
     return element;
 }
 
-static u64 digest(const Step &step) {
+static u64 digest(const Running &product) {
     u64 sum = 0;
-    for (u32 row = 0; row < 64 + step.rows_b; row++)
-        for (u32 column = 0; column < 64; column++)
-            sum = sum * 31 + operand_element(row < 64 ? step.a : step.b, row < 64 ? row : row - 64, column);
+    for (u32 row = 0; row < 64; row++)
+        for (u32 column = 0; column < 16; column++) sum = sum * 31 + operand_element(product.a, row, column);
+    for (u32 row = 0; row < product.rows_b; row++)
+        for (u32 column = 0; column < 16; column++) sum = sum * 31 + operand_element(product.b, row, column);
     return sum;
 }
 
 // Computed at once; one lane of each warp sees to it that the operands stay as they are until the wait.
-template <u32 N> static void start_step(float (&d)[N], u64 a, u64 b, bool brain) {
+template <u32 N> static void multiply_tiles(float (&d)[N], u64 a, u64 b, bool brain) {
     if (a >> 62 != 1 || b >> 62 != 1) fail("operands of another form");
     u32 g = lane() / 4, t = lane() % 4, w = warp() % 4;
     for (u32 i = 0; i < 2; i++) {
-        float row[64];
-        for (u32 k = 0; k < 64; k++) row[k] = half_of(operand_element(a, 16 * w + g + 8 * i, k), 0, brain);
+        float row[16];
+        for (u32 k = 0; k < 16; k++) row[k] = half_of(operand_element(a, 16 * w + g + 8 * i, k), 0, brain);
         for (u32 n = 0; n < N / 4; n++)
             for (u32 j = 0; j < 2; j++)
-                for (u32 k = 0; k < 64; k++)
+                for (u32 k = 0; k < 16; k++)
                     d[4 * n + 2 * i + j] += row[k] * half_of(operand_element(b, 8 * n + 2 * t + j, k), 0, brain);
     }
-    Step step{a, b, 2 * N, 0};
-    if (lane() == 0) step.seen = digest(step);
-    fibres[current].steps.push_back(step);
+    Running product{a, b, 2 * N, 0};
+    if (lane() == 0) product.seen = digest(product);
+    fibres[current].products.push_back(product);
 }
 
-static void wait_steps(size_t most) {
-    auto &steps = fibres[current].steps;
-    for (; steps.size() > most; steps.erase(steps.begin()))
-        if (lane() == 0 && digest(steps.front()) != steps.front().seen) fail("an operand changed before the wait");
+static void commit_products() {
+    Fibre &fibre = fibres[current];
+    fibre.product_groups.push_back(std::move(fibre.products));
+    fibre.products.clear();
+}
+
+static void wait_products(size_t most) {
+    auto &groups = fibres[current].product_groups;
+    for (; groups.size() > most; groups.erase(groups.begin()))
+        for (const Running &product : groups.front())
+            if (lane() == 0 && digest(product) != product.seen) fail("an operand changed before the wait");
 }
 
 } // namespace emu
@@ -388,11 +397,13 @@ DEVICE u64 operand_at(const void *tile) {
     return (u64)1 << 62 | (u64)64 << 32 | (u64)1 << 16 | at >> 4;
 }
 DEVICE void publish_shared() {}
-template <bool BRAIN, size_t N> DEVICE void start_step(float (&d)[N], u64 a, u64 b) {
-    emu::start_step<(u32)N>(d, a, b, BRAIN);
+DEVICE void start_products() {}
+DEVICE void commit_products() { emu::commit_products(); }
+template <bool BRAIN, size_t N> DEVICE void multiply_tiles(float (&d)[N], u64 a, u64 b) {
+    emu::multiply_tiles<(u32)N>(d, a, b, BRAIN);
 }
-template <int N> DEVICE void wait_steps() { emu::wait_steps(N); }
-template <size_t N> DEVICE void finish_sums(float (&)[N]) { emu::wait_steps(0); }
+template <int N> DEVICE void wait_products() { emu::wait_products(N); }
+template <size_t N> DEVICE void finish_sums(float (&)[N]) { emu::wait_products(0); }
 
 DEVICE void check_aligned(const void *p, uintptr_t bytes) {
     if ((uintptr_t)p % bytes != 0) emu::fail("misaligned vector access");

@@ -153,56 +153,35 @@ pub enum InputRows {
     PerEntry,
 }
 
-/// [`grouped_on`] any chip.
-///
-/// # Errors
-/// As there.
-pub fn grouped(
-    part: &Part,
-    x: &Activations,
-    tokens: u32,
-    slots: &Slots,
-    input: InputRows,
-    sorted: &Sorted,
-) -> Result<Launch, KernelError> {
-    grouped_on(Chip::Portable, part, x, tokens, slots, input, sorted)
-}
-
-/// The product of every entry with its expert, sorted.
+/// The product of every entry with its expert, sorted, for up to three stacks of one type, layout and column
+/// count with the same bytes from matrix to matrix.
 ///
 /// # Errors
 /// Columns that are no whole number of blocks.
-pub fn grouped_on(
+pub fn grouped(
     chip: Chip,
-    part: &Part,
+    parts: &[Part],
     x: &Activations,
     tokens: u32,
     slots: &Slots,
     input: InputRows,
     sorted: &Sorted,
 ) -> Result<Launch, KernelError> {
-    let weight = part.weight;
     let args = MatmulArgs {
-        weight: weight.data,
-        bias: part.bias,
-        out: part.out.data,
         x: x.data,
         row_scale: x.scales,
         order: sorted.order,
         tiles: sorted.tiles,
         n_tiles: sorted.n_tiles,
         places: slots.places,
-        row_bytes: weight.row_bytes()?,
         matrix_bytes: slots.matrix_bytes,
-        rows: weight.rows,
-        cols: weight.cols,
         tokens,
-        out_stride: part.out.stride,
         chosen: slots.slots,
         x_per_entry: u32::from(input == InputRows::PerEntry),
+        ..MatmulArgs::default()
     };
     let tiles = Sorted::tiles_max(sorted.tile, tokens * slots.slots, slots.matrices);
-    Ok(matmul_launch(chip, &weight, sorted.tile, tiles, &args))
+    matmul_launch(chip, parts, sorted.tile, tiles, args)
 }
 
 /// Parameters of a routing.

@@ -49,15 +49,17 @@ DEVICE void multiply(float (&sum)[S::TILES_M][S::TILES_N][4], u8 *weights, u8 *a
 /// One row of a warp's results from shared memory to the output: `width` rows of weights of one entry.
 DEVICE void write_entry(const MatmulArgs &a, const Task &task, const i32 *x_rows, u32 place, u32 first_row, u32 width,
                         const float *staged) {
+    const MatmulPart &part = a.parts[task.part];
     u32 entry = a.order ? (u32)a.order[task.first_entry + place] : task.first_entry + place;
     u32 token = entry / a.chosen, slot = entry % a.chosen;
     float scale = (a.row_scale ? a.row_scale[x_rows[place]] : 1.0f) * (1.0f / gain<W>());
     for (u32 i = threadIdx.x % 32; i < width; i += 32) {
         u32 row = first_row + i;
-        if (row >= a.rows) break;
+        if (row >= part.rows) break;
         float v = staged[i] * scale;
-        if (a.bias) v += a.bias[(u64)task.expert * a.rows + row];
-        a.out[(u64)token * a.out_stride + (u64)slot * a.rows + row] = v;
+        if (part.bias) v += part.bias[(u64)task.expert * part.rows + row];
+        if (part.residual) v += part.residual[(u64)token * part.residual_stride + row];
+        part.out[(u64)token * part.out_stride + (u64)slot * part.rows + row] = v;
     }
 }
 
@@ -102,14 +104,12 @@ template <u32 N> DEVICE void matmul(const MatmulArgs &a) {
     __syncthreads();
     u8 *weights = shared, *activations = shared + 2 * S::A_BYTES;
     u32 units = a.cols / 32, steps = divide_up(units, UNITS), own = threadIdx.x % UNITS;
-    u32 row = min(task.first_row + threadIdx.x / UNITS, a.rows - 1);
-    u64 place = a.places ? (u32)max(a.places[task.expert], 0) : task.expert;
-    const u8 *from = a.weight + place * a.matrix_bytes + (u64)row * a.row_bytes;
+    const u8 *from = weight_row(a, task);
     float sum[S::TILES_M][S::TILES_N][4] = {};
 #pragma unroll
     for (u32 i = 0; i + 1 < S::STAGES; i++) copy_activations<N>(a, x_rows, activations + i * S::B_BYTES, i);
     typename W::Raw raw = W::load(from, min(own, units - 1), units);
-    store_weights(weights, raw, own < units);
+    store_weights(weights, raw);
     raw = W::load(from, min(UNITS + own, units - 1), units);
     u32 stage = 0;
     for (u32 step = 0; step < steps; step++) {
@@ -121,7 +121,7 @@ template <u32 N> DEVICE void matmul(const MatmulArgs &a) {
         u8 *tile = weights + step % 2 * S::A_BYTES, *batch = activations + stage * S::B_BYTES;
         multiply<S>(sum, tile, batch, 0);
         multiply<S>(sum, tile, batch, 1);
-        store_weights(weights + (step + 1) % 2 * S::A_BYTES, raw, next < units);
+        store_weights(weights + (step + 1) % 2 * S::A_BYTES, raw);
         raw = W::load(from, min(next + UNITS, units - 1), units);
         multiply<S>(sum, tile, batch, 2);
         multiply<S>(sum, tile, batch, 3);
@@ -132,7 +132,7 @@ template <u32 N> DEVICE void matmul(const MatmulArgs &a) {
     write_sums<S>(a, task, sum, x_rows, (float *)shared);
 }
 
-/// Grid (token tiles, or the most expert tiles; divide_up(rows, 128)), 256 threads, dynamic shared memory
+/// Grid (token tiles, or the most expert tiles; blocks of 128 rows of all parts), 256 threads, dynamic shared memory
 /// 2 A_BYTES + STAGES B_BYTES of the shape.
 extern "C" __global__ void BOUNDS(256, 2) matmul64(MatmulArgs a) { matmul<64>(a); }
 EXPORT(matmul64)

@@ -7,10 +7,19 @@
 
 typedef WEIGHT<IS_TILED> W;
 
-struct MatmulArgs {
+/// One of up to three matrices with the same input.
+struct MatmulPart {
     const u8 *weight;
-    const float *bias;      // {rows}, with experts {rows} each; nullable
-    float *out;             // [tokens, rows], with experts [tokens, chosen * rows]
+    const float *bias;     // {rows}, with experts {rows} each; nullable
+    const float *residual; // [tokens, rows], nullable: added to the result; not with experts
+    float *out;            // [tokens, rows], with experts [tokens, chosen * rows]
+    u32 rows;
+    u32 out_stride, residual_stride;
+    u32 reserved;
+};
+
+struct MatmulArgs {
+    MatmulPart parts[3];
     const u16 *x;           // [x rows, cols]
     const float *row_scale; // [x rows], nullable for BF16
     const i32 *order;       // experts: entries token * chosen + j sorted by expert; else null
@@ -19,10 +28,10 @@ struct MatmulArgs {
     const i32 *places;      // experts: where each matrix lies in the stack, nullable (then matrix j at place j)
     u64 row_bytes;
     u64 matrix_bytes;       // experts: from one place of the stack to the next
-    u32 rows, cols, tokens;
-    u32 out_stride;
+    u32 cols, tokens, n_parts;
     u32 chosen;             // experts per token, else 1
     u32 x_per_entry;        // 1: x has a row per entry; 0: a row per token
+    u32 reserved;
 };
 
 static constexpr u32 BM = 128, ROW_BYTES = 128, CHUNKS = 8, UNITS = 2;
@@ -31,12 +40,18 @@ DEVICE u8 *chunk_at(u8 *tile, u32 row, u32 chunk) { return tile + row * ROW_BYTE
 
 /// What this block computes; `entries` is 0 for a block without work.
 struct Task {
-    u32 first_row, first_entry, entries, expert;
+    u32 part, first_row, first_entry, entries, expert;
 };
 
 template <u32 BN> DEVICE Task find_task(const MatmulArgs &a) {
     Task task;
-    task.first_row = blockIdx.y * BM;
+    u32 block = blockIdx.y;
+    task.part = 0;
+    while (task.part + 1 < a.n_parts && block >= divide_up(a.parts[task.part].rows, BM)) {
+        block -= divide_up(a.parts[task.part].rows, BM);
+        task.part++;
+    }
+    task.first_row = block * BM;
     if (a.order) {
         u32 inside = blockIdx.x < *a.n_tiles;
         int4 tile = a.tiles[inside ? blockIdx.x : 0];
@@ -48,14 +63,30 @@ template <u32 BN> DEVICE Task find_task(const MatmulArgs &a) {
     return task;
 }
 
+/// The matrix of weights that the block reads.
+DEVICE const u8 *matrix_of(const MatmulArgs &a, const Task &task) {
+    u64 place = a.places ? (u32)max(a.places[task.expert], 0) : task.expert;
+    return a.parts[task.part].weight + place * a.matrix_bytes;
+}
+
+/// The row of weights that this thread decodes.
+DEVICE const u8 *weight_row(const MatmulArgs &a, const Task &task) {
+    u32 row = min(task.first_row + threadIdx.x / UNITS, a.parts[task.part].rows - 1);
+    return matrix_of(a, task) + (u64)row * a.row_bytes;
+}
+
+/// 16 weights of this thread's unit, decoded, to the weight tile. Past the end of a row stands its last unit again: the
+/// activations there are zeros.
+DEVICE void store_group(u8 *tile, const u32 *h, u32 group) {
+    u32 row = threadIdx.x / UNITS, chunk = threadIdx.x % UNITS * 4 + 2 * group;
+    *(uint4 *)chunk_at(tile, row, chunk) = make_uint4(h[0], h[1], h[2], h[3]);
+    *(uint4 *)chunk_at(tile, row, chunk + 1) = make_uint4(h[4], h[5], h[6], h[7]);
+}
+
 /// Decodes this thread's unit into the weight tile.
-DEVICE void store_weights(u8 *tile, const typename W::Raw &raw, u32 inside) {
+DEVICE void store_weights(u8 *tile, const typename W::Raw &raw) {
     u32 h[16];
     pairs<W>(raw, h);
-    u32 row = threadIdx.x / UNITS, chunk = threadIdx.x % UNITS * 4;
-#pragma unroll
-    for (u32 i = 0; i < 4; i++) {
-        uint4 v = make_uint4(h[4 * i], h[4 * i + 1], h[4 * i + 2], h[4 * i + 3]);
-        *(uint4 *)chunk_at(tile, row, chunk + i) = inside ? v : make_uint4(0, 0, 0, 0);
-    }
+    store_group(tile, h, 0);
+    store_group(tile, h + 8, 1);
 }

@@ -9,39 +9,61 @@
 
 static constexpr u32 THREADS = 256, PITCH = BM + 4;
 
-/// Sizes that depend on the token tile.
+/// Sizes that depend on the token tile. Two-byte weights need no decoding: they are copied like activations, as far
+/// ahead; others are decoded one step ahead.
 template <u32 N> struct Shape {
-    static constexpr u32 A_STAGES = 3, B_STAGES = N == 256 ? 5 : N == 128 ? 4 : 6, AHEAD = B_STAGES - 2;
+    static constexpr u32 DECODED = N == 256 ? 5 : N == 128 ? 4 : 6, COPIED = N == 128 ? 6 : N == 192 ? 5 : 4;
+    static constexpr u32 B_STAGES = W::EXACT ? COPIED : DECODED;
+    static constexpr u32 A_STAGES = W::EXACT ? B_STAGES : 3, AHEAD = B_STAGES - 2;
     static constexpr u32 A_BYTES = BM * ROW_BYTES, B_BYTES = N * ROW_BYTES;
     static constexpr u32 TILE_BYTES = A_STAGES * A_BYTES + B_STAGES * B_BYTES;
-    static constexpr u32 COPIES = N / 32;
 };
 
-/// The copies that this thread makes in every step: one 16-byte chunk of COPIES rows, 32 apart.
-template <u32 N> struct Copier {
-    const uint4 *x;
-    u32 row[Shape<N>::COPIES]; // first chunk of the row
+/// The copies of two-byte rows that this thread makes in every step: one 16-byte chunk of ROWS / 32 rows.
+template <u32 ROWS> struct Copier {
+    const uint4 *from;
+    u32 row[ROWS / 32]; // first chunk of the row
     u32 half, part, to;
 };
 
-template <u32 N> DEVICE Copier<N> copier(const MatmulArgs &a, const i32 *x_rows) {
-    Copier<N> copier;
+template <u32 ROWS> DEVICE Copier<ROWS> copier(const void *from) {
+    Copier<ROWS> copier;
     u32 chunk = threadIdx.x % CHUNKS, row = threadIdx.x / CHUNKS;
-    copier.x = (const uint4 *)a.x;
-#pragma unroll
-    for (u32 i = 0; i < Shape<N>::COPIES; i++) copier.row[i] = (u32)x_rows[row + 32 * i] * (a.cols / 8);
+    copier.from = (const uint4 *)from;
     copier.half = chunk / 4, copier.part = chunk % 4;
     copier.to = row * ROW_BYTES + ((chunk ^ (row & 7)) << 4);
     return copier;
 }
 
-/// Starts the copy of one step of activations; past the last unit of the row come zeros.
-template <u32 N> DEVICE void copy_activations(const Copier<N> &c, u8 *tile, u32 step, u32 units) {
+/// Starts the copy of one step; past the last unit of the row come zeros.
+template <u32 ROWS> DEVICE void copy_step(const Copier<ROWS> &c, u8 *tile, u32 step, u32 units) {
     u32 unit = UNITS * step + c.half, inside = unit < units;
     u32 chunk = W::column(inside ? unit : 0, c.part / 2) / 8 + c.part % 2;
 #pragma unroll
-    for (u32 i = 0; i < Shape<N>::COPIES; i++)
-        copy16_async(tile + c.to + 32 * ROW_BYTES * i, c.x + (c.row[i] + chunk), inside);
+    for (u32 i = 0; i < ROWS / 32; i++)
+        copy16_async(tile + c.to + 32 * ROW_BYTES * i, c.from + (c.row[i] + chunk), inside);
+}
+
+/// Activations of the block's tokens.
+template <u32 N> DEVICE Copier<N> copier_of_x(const MatmulArgs &a, const i32 *x_rows) {
+    Copier<N> copies = copier<N>(a.x);
+#pragma unroll
+    for (u32 i = 0; i < N / 32; i++) copies.row[i] = (u32)x_rows[threadIdx.x / CHUNKS + 32 * i] * (a.cols / 8);
+    return copies;
+}
+
+/// Two-byte weights of the block's rows.
+DEVICE Copier<BM> copier_of_weights(const MatmulArgs &a, const Task &task) {
+    const MatmulPart &part = a.parts[task.part];
+    Copier<BM> copies = copier<BM>(matrix_of(a, task));
+#pragma unroll
+    for (u32 i = 0; i < BM / 32; i++)
+        copies.row[i] = min(task.first_row + threadIdx.x / CHUNKS + 32 * i, part.rows - 1) * (u32)(a.row_bytes / 16);
+    return copies;
+}
+
+template <class V> DEVICE void expand_unit(const typename V::Raw &raw, Codes &codes) {
+    if constexpr (!V::EXACT) V::expand(raw, codes);
 }
 
 /// The sums of the block to shared memory as [token][row].
@@ -54,29 +76,45 @@ template <u32 N> DEVICE void stage_sums(const float (&sum)[N / 2], float *staged
         for (u32 i = 0; i < 4; i++) mine[(8 * n + i % 2) * PITCH + i / 2 * 8] = sum[4 * n + i];
 }
 
+/// Adds four values of a row to others; those of rows past the end are left alone.
+DEVICE float4 plus(float4 v, const float *from, u32 left) {
+    if (left >= 4 && (u64)from % 16 == 0) {
+        float4 other = *(const float4 *)from;
+        return make_float4(v.x + other.x, v.y + other.y, v.z + other.z, v.w + other.w);
+    }
+    if (left > 0) v.x += from[0];
+    if (left > 1) v.y += from[1];
+    if (left > 2) v.z += from[2];
+    if (left > 3) v.w += from[3];
+    return v;
+}
+
+DEVICE void put(float *to, float4 v, u32 left) {
+    if (left >= 4 && (u64)to % 16 == 0) {
+        *(float4 *)to = v;
+        return;
+    }
+    if (left > 0) to[0] = v.x;
+    if (left > 1) to[1] = v.y;
+    if (left > 2) to[2] = v.z;
+    if (left > 3) to[3] = v.w;
+}
+
 /// Staged results to the output, a warp per token, four rows per lane.
 DEVICE void write_sums(const MatmulArgs &a, const Task &task, const i32 *x_rows, const float *staged) {
-    u32 lane = threadIdx.x % 32, row = task.first_row + 4 * lane;
-    float bias[4] = {};
-#pragma unroll
-    for (u32 i = 0; i < 4; i++)
-        if (a.bias && row + i < a.rows) bias[i] = a.bias[(u64)task.expert * a.rows + row + i];
+    const MatmulPart &part = a.parts[task.part];
+    u32 lane = threadIdx.x % 32, row = task.first_row + 4 * lane, left = row < part.rows ? part.rows - row : 0;
+    float4 bias = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+    if (part.bias) bias = plus(bias, part.bias + (u64)task.expert * part.rows + row, left);
 #pragma unroll 2
     for (u32 place = threadIdx.x / 32; place < task.entries; place += THREADS / 32) {
         u32 entry = a.order ? (u32)a.order[task.first_entry + place] : task.first_entry + place;
         u32 token = entry / a.chosen, slot = entry % a.chosen;
         float scale = (a.row_scale ? a.row_scale[x_rows[place]] : 1.0f) * (1.0f / gain<W>());
         float4 v = *(const float4 *)(staged + place * PITCH + 4 * lane);
-        v = make_float4(v.x * scale + bias[0], v.y * scale + bias[1], v.z * scale + bias[2], v.w * scale + bias[3]);
-        float *to = a.out + (u64)token * a.out_stride + (u64)slot * a.rows + row;
-        if (row + 3 < a.rows && (u64)to % 16 == 0) {
-            *(float4 *)to = v;
-        } else {
-            if (row < a.rows) to[0] = v.x;
-            if (row + 1 < a.rows) to[1] = v.y;
-            if (row + 2 < a.rows) to[2] = v.z;
-            if (row + 3 < a.rows) to[3] = v.w;
-        }
+        v = make_float4(v.x * scale + bias.x, v.y * scale + bias.y, v.z * scale + bias.z, v.w * scale + bias.w);
+        if (part.residual) v = plus(v, part.residual + (u64)token * part.residual_stride + row, left);
+        put(part.out + (u64)token * part.out_stride + (u64)slot * part.rows + row, v, left);
     }
 }
 
@@ -98,36 +136,60 @@ template <u32 N> DEVICE void matmul(const MatmulArgs &a) {
     Task task = find_task<N>(a);
     if (task.entries == 0) return;
     find_rows<N>(a, task, x_rows);
-    Copier<N> copies = copier<N>(a, x_rows);
     u32 units = a.cols / 32, steps = divide_up(units, UNITS), own = threadIdx.x % UNITS;
-    u32 row = min(task.first_row + threadIdx.x / UNITS, a.rows - 1);
-    u64 place = a.places ? (u32)max(a.places[task.expert], 0) : task.expert;
-    const u8 *from = a.weight + place * a.matrix_bytes + (u64)row * a.row_bytes;
     u32 group = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0);
     u64 first_a = operand_at(weights) + group * (64 * ROW_BYTES / 16), first_b = operand_at(activations);
+    Copier<N> x = copier_of_x<N>(a, x_rows);
+    Copier<BM> exact;
+    const u8 *row = weight_row(a, task);
+    typename W::Raw raw, next;
+    Codes codes;
+    u32 h[8];
     float sum[N / 2] = {};
+    if constexpr (W::EXACT) exact = copier_of_weights(a, task);
 #pragma unroll
     for (u32 i = 0; i < S::AHEAD; i++) {
-        copy_activations<N>(copies, activations + i * S::B_BYTES, i, units);
+        copy_step<N>(x, activations + i * S::B_BYTES, i, units);
+        if constexpr (W::EXACT) copy_step<BM>(exact, weights + i * S::A_BYTES, i, units);
         copy_commit();
     }
-    typename W::Raw raw = W::load(from, min(own, units - 1), units);
-    store_weights(weights, raw, own < units);
-    raw = W::load(from, min(UNITS + own, units - 1), units);
+    if constexpr (!W::EXACT) {
+        raw = W::load(row, min(own, units - 1), units);
+        store_weights(weights, raw);
+        raw = W::load(row, min(UNITS + own, units - 1), units);
+    }
     copy_wait<(int)S::AHEAD - 1>();
     publish_shared();
     __syncthreads();
     u32 stage_a = 0, stage_b = 0;
     for (u32 step = 0; step < steps; step++) {
-        u32 next_a = stage_a + 1 == S::A_STAGES ? 0 : stage_a + 1, next = UNITS * (step + 1) + own;
+        u32 next_a = stage_a + 1 == S::A_STAGES ? 0 : stage_a + 1;
         u32 ahead = stage_b + S::AHEAD >= S::B_STAGES ? stage_b + S::AHEAD - S::B_STAGES : stage_b + S::AHEAD;
-        start_step<W::BRAIN>(sum, first_a + stage_a * (S::A_BYTES / 16), first_b + stage_b * (S::B_BYTES / 16));
-        copy_activations<N>(copies, activations + ahead * S::B_BYTES, step + S::AHEAD, units);
+        u8 *decoded = weights + next_a * S::A_BYTES;
+        u64 tile_a = first_a + stage_a * (S::A_BYTES / 16), tile_b = first_b + stage_b * (S::B_BYTES / 16);
+        // A warp waits where it issues a product whose forerunner has not begun, so other work goes in between.
+        if constexpr (!W::EXACT) next = W::load(row, min(UNITS * (step + 2) + own, units - 1), units);
+        start_products();
+        multiply_tiles<W::BRAIN>(sum, tile_a, tile_b);
+        copy_step<N>(x, activations + ahead * S::B_BYTES, step + S::AHEAD, units);
+        if constexpr (W::EXACT) copy_step<BM>(exact, weights + ahead * S::A_BYTES, step + S::AHEAD, units);
         copy_commit();
-        store_weights(weights + next_a * S::A_BYTES, raw, next < units);
-        raw = W::load(from, min(next + UNITS, units - 1), units);
-        wait_steps<1>();                // the step before this one is finished
-        copy_wait<(int)S::AHEAD - 1>(); // the next step's activations are there
+        multiply_tiles<W::BRAIN>(sum, tile_a + 2, tile_b + 2);
+        if constexpr (!W::EXACT) {
+            expand_unit<W>(raw, codes);
+            expand_group<W>(codes.q, codes.scale[0], codes.offset[0], h);
+            store_group(decoded, h, 0);
+        }
+        multiply_tiles<W::BRAIN>(sum, tile_a + 4, tile_b + 4);
+        if constexpr (!W::EXACT) {
+            expand_group<W>(codes.q + 4, codes.scale[1], codes.offset[1], h);
+            store_group(decoded, h, 1);
+        }
+        multiply_tiles<W::BRAIN>(sum, tile_a + 6, tile_b + 6);
+        commit_products();
+        raw = next;
+        wait_products<1>();             // the step before this one is finished
+        copy_wait<(int)S::AHEAD - 1>(); // the next step's copies are there
         publish_shared();
         __syncthreads();
         stage_a = next_a, stage_b = stage_b + 1 == S::B_STAGES ? 0 : stage_b + 1;
@@ -140,7 +202,7 @@ template <u32 N> DEVICE void matmul(const MatmulArgs &a) {
     write_sums(a, task, x_rows, (const float *)shared);
 }
 
-/// Grid (token tiles, or the most expert tiles; divide_up(rows, 128)), 256 threads, dynamic shared memory
+/// Grid (token tiles, or the most expert tiles; blocks of 128 rows of all parts), 256 threads, dynamic shared memory
 /// TILE_BYTES of the shape + 4 BN.
 extern "C" __global__ void BOUNDS(256, 2) matmul64(MatmulArgs a) { matmul<64>(a); }
 EXPORT(matmul64)

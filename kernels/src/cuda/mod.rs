@@ -28,6 +28,7 @@ use flate2::read::GzDecoder;
 pub use args::{BlockScale, Forms, View};
 pub use launch::{DevicePtr, Launch};
 pub use layout::{GpuLayout, GpuMatrix, repack, tile_rows, unpack_panels};
+pub use product::Chip;
 
 /// PTX text of a module, if there is one of that name; decompressed anew by each call.
 pub fn ptx(module: &str) -> Option<String> {
@@ -43,8 +44,8 @@ pub fn modules() -> impl Iterator<Item = &'static str> {
 }
 
 /// Names of the modules that a chip takes, sorted.
-pub fn modules_on(chip: product::Chip) -> impl Iterator<Item = &'static str> {
-    modules().filter(move |name| chip == product::Chip::Sm90 || !name.contains("_sm90_"))
+pub fn modules_on(chip: Chip) -> impl Iterator<Item = &'static str> {
+    modules().filter(move |name| chip == Chip::Sm90 || !name.contains("_sm90_"))
 }
 
 /// Modules that every program may need.
@@ -61,8 +62,9 @@ const GENERAL: [&str; 10] = [
     "attention_prefill",
 ];
 
-/// Modules for products with, and row look-ups in, weights of these types and layouts; sorted, each once.
+/// Modules of a chip for products with, and row look-ups in, weights of these types and layouts; sorted, each once.
 pub fn modules_for(
+    chip: Chip,
     products: impl IntoIterator<Item = (WeightType, GpuLayout)>,
     lookups: impl IntoIterator<Item = (WeightType, GpuLayout)>,
 ) -> Vec<&'static str> {
@@ -73,7 +75,7 @@ pub fn modules_for(
             false => names.push(product::module("gemv", ty, layout)),
         }
         if ty != WeightType::F32 {
-            names.extend(["skinny", "matmul"].map(|family| product::module(family, ty, layout)));
+            names.extend([product::module("skinny", ty, layout), chip.matmul_module(ty, layout).1]);
         }
     }
     names.extend(lookups.into_iter().map(|(ty, layout)| product::module("embed", ty, layout)));
@@ -102,12 +104,15 @@ mod tests {
     #[test]
     fn a_program_needs_the_modules_of_its_types_in_their_layouts() {
         let tiled = (WeightType::Q6_K, GpuLayout::Tiled);
-        let names =
-            modules_for([(WeightType::Q4_K, GpuLayout::Gguf), tiled, (WeightType::F32, GpuLayout::Gguf)], [tiled]);
-        for name in ["gemv_q4_k", "matmul_q6_k_tiled", "gemv_float_f32", "embed_q6_k_tiled", "attention_prefill"] {
-            assert!(names.contains(&name), "{name}: {names:?}");
+        let plain = (WeightType::F32, GpuLayout::Gguf);
+        for (chip, matmul) in [(Chip::Portable, "matmul_q6_k_tiled"), (Chip::Sm90, "matmul_sm90_q6_k_tiled")] {
+            let names = modules_for(chip, [(WeightType::Q4_K, GpuLayout::Gguf), tiled, plain], [tiled]);
+            for name in ["gemv_q4_k", matmul, "gemv_float_f32", "embed_q6_k_tiled", "attention_prefill"] {
+                assert!(names.contains(&name), "{name}: {names:?}");
+            }
+            assert_eq!(names.iter().filter(|name| name.starts_with("matmul")).count(), 2, "{names:?}");
+            assert!(names.iter().all(|name| modules_on(chip).any(|module| module == *name)), "{names:?}");
         }
-        assert!(names.iter().all(|name| modules().any(|module| module == *name)), "{names:?}");
     }
 
     #[test]
@@ -115,7 +120,7 @@ mod tests {
         for name in modules() {
             let text = ptx(name).unwrap_or_default();
             assert!(entries(&text).count() > 0, "{name}");
-            let everywhere = modules_on(product::Chip::Portable).any(|portable| portable == name);
+            let everywhere = modules_on(Chip::Portable).any(|portable| portable == name);
             let target = if everywhere { ".target sm_80\n" } else { ".target sm_90a\n" };
             assert!(text.contains(target), "{name}");
         }

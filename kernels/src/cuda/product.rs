@@ -60,7 +60,7 @@ pub struct Part {
     pub weight: GpuMatrix,
     /// F32 {rows}, or null.
     pub bias: DevicePtr,
-    /// F32 \[tokens, rows\] added to the result, data null for none. Only where [`adds_residual`].
+    /// F32 \[tokens, rows\] added to the result, data null for none.
     pub residual: View,
     /// F32 \[tokens, rows\].
     pub out: View,
@@ -104,11 +104,6 @@ pub(super) fn tensor_core_form(ty: WeightType) -> Form {
     if matches!(ty, WeightType::BF16 | WeightType::MXFP4) { Form::Bf16 } else { Form::F16 }
 }
 
-/// Whether the kernel that takes this product can add a residual to its result.
-pub fn adds_residual(ty: WeightType, cols: u32, tokens: u32) -> bool {
-    Family::of(ty, cols, tokens) != Family::Tile
-}
-
 /// A module that does not exist.
 const MISSING: &str = "missing";
 
@@ -124,7 +119,7 @@ pub(super) fn module(family: &str, ty: WeightType, layout: GpuLayout) -> &'stati
 ///
 /// # Errors
 /// Columns that are no whole number of blocks.
-pub fn product(parts: &[Part], x: &Activations, tokens: u32) -> Result<Vec<Launch>, KernelError> {
+pub fn product(chip: Chip, parts: &[Part], x: &Activations, tokens: u32) -> Result<Vec<Launch>, KernelError> {
     let mut launches = Vec::new();
     let same = |a: &Part, b: &Part| {
         (a.weight.ty, a.weight.layout, a.weight.cols) == (b.weight.ty, b.weight.layout, b.weight.cols)
@@ -136,9 +131,8 @@ pub fn product(parts: &[Part], x: &Activations, tokens: u32) -> Result<Vec<Launc
             Family::Float => launches.push(gemv_float(group, x, tokens)?),
             Family::Skinny => launches.push(skinny(group, x, tokens)?),
             Family::Tile => {
-                for part in group {
-                    launches.push(matmul(Chip::Portable, part, x, tokens, TokenTile::for_shape(weight.rows, tokens))?);
-                }
+                let tile = TokenTile::for_shape(chip, row_blocks(group, 128), tokens);
+                launches.push(matmul(chip, group, x, tokens, tile)?);
             }
         }
     }
@@ -295,13 +289,12 @@ impl TokenTile {
         chip == Chip::Sm90 || self != TokenTile::T192
     }
 
-    /// The tile for a product: large ones, as long as they give enough blocks.
-    pub fn for_shape(rows: u32, tokens: u32) -> TokenTile {
-        let blocks = |tile: u32| rows.div_ceil(128) * tokens.div_ceil(tile);
+    /// The tile for products of so many blocks of 128 rows: large ones, as long as they give enough blocks.
+    pub fn for_shape(_chip: Chip, row_blocks: u32, tokens: u32) -> TokenTile {
         match tokens {
             0..=64 => TokenTile::T64,
             65..=128 => TokenTile::T128,
-            _ if blocks(256) >= 64 => TokenTile::T256,
+            _ if row_blocks * tokens.div_ceil(256) >= 64 => TokenTile::T256,
             _ => TokenTile::T128,
         }
     }
@@ -326,52 +319,58 @@ impl TokenTile {
     }
 
     /// Weight tiles of 128 rows and activation tiles, 128 bytes a row.
-    pub(super) fn shared_bytes(self, chip: Chip) -> u32 {
+    pub(super) fn shared_bytes(self, chip: Chip, ty: WeightType) -> u32 {
         let tokens = self.tokens();
-        match (chip, self) {
-            (Chip::Portable, TokenTile::T256) => 128 * (2 * 128 + 2 * tokens),
-            (Chip::Portable, _) => 128 * (2 * 128 + 3 * tokens),
-            (Chip::Sm90, TokenTile::T256) => 128 * (3 * 128 + 5 * tokens) + 4 * tokens,
-            (Chip::Sm90, TokenTile::T128) => 128 * (3 * 128 + 4 * tokens) + 4 * tokens,
-            (Chip::Sm90, _) => 128 * (3 * 128 + 6 * tokens) + 4 * tokens,
-        }
+        let (weight_tiles, token_tiles) = match (chip, ty.is_plain(), self) {
+            (Chip::Portable, _, TokenTile::T256) => (2, 2),
+            (Chip::Portable, ..) => (2, 3),
+            (Chip::Sm90, true, TokenTile::T128) => (6, 6),
+            (Chip::Sm90, true, TokenTile::T192) => (5, 5),
+            (Chip::Sm90, true, _) => (4, 4),
+            (Chip::Sm90, false, TokenTile::T128) => (3, 4),
+            (Chip::Sm90, false, TokenTile::T256) => (3, 5),
+            (Chip::Sm90, false, _) => (3, 6),
+        };
+        let rows = if chip == Chip::Sm90 { 4 * tokens } else { 0 };
+        128 * (weight_tiles * 128 + token_tiles * tokens) + rows
     }
 }
 
-/// A launch of the matrix kernels over a grid of token tiles, as many as stated, and row blocks.
+/// A launch of the matrix kernels over so many token tiles; `args` lacks the parts.
 pub(super) fn matmul_launch(
     chip: Chip,
-    weight: &GpuMatrix,
+    parts: &[Part],
     tile: TokenTile,
     token_tiles: u32,
-    args: &MatmulArgs,
-) -> Launch {
+    args: MatmulArgs,
+) -> Result<Launch, KernelError> {
+    let weight = parts[0].weight;
     let (chip, module) = chip.matmul_module(weight.ty, weight.layout);
-    let grid = [token_tiles, weight.rows.div_ceil(128), 1];
-    Launch::new(module, tile.kernel(), grid, 256, args).with_shared(tile.shared_bytes(chip))
+    let args = MatmulArgs {
+        parts: kernel_parts(parts),
+        n_parts: parts.len() as u32,
+        row_bytes: weight.row_bytes()?,
+        cols: weight.cols,
+        ..args
+    };
+    let grid = [token_tiles, row_blocks(parts, 128), 1];
+    Ok(Launch::new(module, tile.kernel(), grid, 256, &args).with_shared(tile.shared_bytes(chip, weight.ty)))
 }
 
-/// The launch of one product with a given token tile, which the chip must have for the weight's type.
+/// The launch of up to [`PARTS_MAX`] products with a given token tile, which the chip must have for the weights' type.
+/// The parts are of one type, layout and column count.
 ///
 /// # Errors
 /// Columns that are no whole number of blocks.
-pub fn matmul(chip: Chip, part: &Part, x: &Activations, tokens: u32, tile: TokenTile) -> Result<Launch, KernelError> {
-    let weight = part.weight;
-    let args = MatmulArgs {
-        weight: weight.data,
-        bias: part.bias,
-        out: part.out.data,
-        x: x.data,
-        row_scale: x.scales,
-        row_bytes: weight.row_bytes()?,
-        rows: weight.rows,
-        cols: weight.cols,
-        tokens,
-        out_stride: part.out.stride,
-        chosen: 1,
-        ..MatmulArgs::default()
-    };
-    Ok(matmul_launch(chip, &weight, tile, tokens.div_ceil(tile.tokens()), &args))
+pub fn matmul(
+    chip: Chip,
+    parts: &[Part],
+    x: &Activations,
+    tokens: u32,
+    tile: TokenTile,
+) -> Result<Launch, KernelError> {
+    let args = MatmulArgs { x: x.data, row_scale: x.scales, tokens, chosen: 1, ..MatmulArgs::default() };
+    matmul_launch(chip, parts, tile, tokens.div_ceil(tile.tokens()), args)
 }
 
 #[cfg(test)]

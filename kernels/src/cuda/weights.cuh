@@ -229,16 +229,13 @@ template <bool TILED> struct MXFP4 : Block32 {
 };
 
 /// The two 6-bit scales and minima of pair p from the twelve packed bytes, in the low bytes of a 16-bit number each.
+/// Without a branch: asynchronous products (wgmma.cuh) do not run across one.
 DEVICE void scales_k4(u32 s0, u32 s1, u32 s2, u32 pair, u32 &scales, u32 &minima) {
-    u32 shift = 16 * (pair & 1);
+    u32 shift = 16 * (pair & 1), upper = 0u - (pair >> 1);
     u32 a = s0 >> shift, b = s1 >> shift, c = s2 >> shift;
-    if (pair < 2) {
-        scales = a & 0x3f3f;
-        minima = b & 0x3f3f;
-    } else {
-        scales = (c & 0x0f0f) | ((a & 0xc0c0) >> 2);
-        minima = ((c >> 4) & 0x0f0f) | ((b & 0xc0c0) >> 2);
-    }
+    u32 scales_above = (c & 0x0f0f) | ((a & 0xc0c0) >> 2), minima_above = ((c >> 4) & 0x0f0f) | ((b & 0xc0c0) >> 2);
+    scales = (scales_above & upper) | (a & 0x3f3f & ~upper);
+    minima = (minima_above & upper) | (b & 0x3f3f & ~upper);
 }
 
 DEVICE void scale_k4(const uint4 &head, u32 pair, Codes &c) {

@@ -33,43 +33,43 @@ DEVICE void publish_shared() { asm volatile("fence.proxy.async.shared::cta;" :::
 #define ATS_SUMS_64(d) ATS_SUMS_32(d, 0), ATS_SUMS_32(d, 32)
 #define ATS_SUMS_96(d) ATS_SUMS_64(d), ATS_SUMS_32(d, 64)
 #define ATS_SUMS_128(d) ATS_SUMS_96(d), ATS_SUMS_32(d, 96)
-/// 16 columns: operands x and y, which then move on by 32 bytes.
-#define ATS_SLICE(n, type, names)                                                                                     \
-    "wgmma.mma_async.sync.aligned.m64n" n "k16.f32." type "." type " {" names "}, x, y, p, 1, 1, 0, 0;\n"              \
-    "add.s64 x, x, 2;\nadd.s64 y, y, 2;\n"
-/// 64 columns as a group of their own.
-#define ATS_STEP(n, type, names, a_name, b_name, sums, a, b)                                                          \
-    asm volatile("{\n.reg .pred p;\n.reg .b64 x, y;\nsetp.eq.u32 p, 0, 0;\nmov.b64 x, " a_name ";\nmov.b64 y, "      \
-                 b_name ";\nwgmma.fence.sync.aligned;\n" ATS_SLICE(n, type, names) ATS_SLICE(n, type, names)          \
-                 ATS_SLICE(n, type, names) ATS_SLICE(n, type, names) "wgmma.commit_group.sync.aligned;\n}"            \
+#define ATS_MULTIPLY(n, type, names, a_name, b_name, sums, a, b)                                                      \
+    asm volatile("{\n.reg .pred p;\nsetp.eq.u32 p, 0, 0;\nwgmma.mma_async.sync.aligned.m64n" n "k16.f32." type "."   \
+                 type " {" names "}, " a_name ", " b_name ", p, 1, 1, 0, 0;\n}"                                       \
                  : sums : "l"(a), "l"(b) : "memory")
 
-/// Starts sum += a b^T over 64 columns of 64 rows and N tokens, F32 sums as lanes of `mma` hold them: lane 4 g + t of
-/// warp w has rows 16 w + g and + 8, columns 8 n + 2 t and + 1 in sum[4 n..]. The sums are not to be touched until
-/// `finish_sums`.
-template <bool BRAIN> DEVICE void start_step(float (&d)[32], u64 a, u64 b) {
-    if constexpr (BRAIN) ATS_STEP("64", "bf16", ATS_NAMES_32, "%32", "%33", ATS_SUMS_32(d, 0), a, b);
-    else ATS_STEP("64", "f16", ATS_NAMES_32, "%32", "%33", ATS_SUMS_32(d, 0), a, b);
+/// Opens a group of products.
+DEVICE void start_products() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+
+/// Closes the group that `start_products` opened.
+DEVICE void commit_products() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+
+/// sum += a b^T over 16 columns of 64 rows and N tokens, F32 sums as lanes of `mma` hold them: lane 4 g + t of warp w
+/// has rows 16 w + g and + 8, columns 8 n + 2 t and + 1 in sum[4 n..]. It goes on after the call, but a warp whose last
+/// product has not begun waits for it here. The sums are not to be touched until `finish_sums`.
+template <bool BRAIN> DEVICE void multiply_tiles(float (&d)[32], u64 a, u64 b) {
+    if constexpr (BRAIN) ATS_MULTIPLY("64", "bf16", ATS_NAMES_32, "%32", "%33", ATS_SUMS_32(d, 0), a, b);
+    else ATS_MULTIPLY("64", "f16", ATS_NAMES_32, "%32", "%33", ATS_SUMS_32(d, 0), a, b);
 }
-template <bool BRAIN> DEVICE void start_step(float (&d)[64], u64 a, u64 b) {
-    if constexpr (BRAIN) ATS_STEP("128", "bf16", ATS_NAMES_64, "%64", "%65", ATS_SUMS_64(d), a, b);
-    else ATS_STEP("128", "f16", ATS_NAMES_64, "%64", "%65", ATS_SUMS_64(d), a, b);
+template <bool BRAIN> DEVICE void multiply_tiles(float (&d)[64], u64 a, u64 b) {
+    if constexpr (BRAIN) ATS_MULTIPLY("128", "bf16", ATS_NAMES_64, "%64", "%65", ATS_SUMS_64(d), a, b);
+    else ATS_MULTIPLY("128", "f16", ATS_NAMES_64, "%64", "%65", ATS_SUMS_64(d), a, b);
 }
-template <bool BRAIN> DEVICE void start_step(float (&d)[96], u64 a, u64 b) {
-    if constexpr (BRAIN) ATS_STEP("192", "bf16", ATS_NAMES_96, "%96", "%97", ATS_SUMS_96(d), a, b);
-    else ATS_STEP("192", "f16", ATS_NAMES_96, "%96", "%97", ATS_SUMS_96(d), a, b);
+template <bool BRAIN> DEVICE void multiply_tiles(float (&d)[96], u64 a, u64 b) {
+    if constexpr (BRAIN) ATS_MULTIPLY("192", "bf16", ATS_NAMES_96, "%96", "%97", ATS_SUMS_96(d), a, b);
+    else ATS_MULTIPLY("192", "f16", ATS_NAMES_96, "%96", "%97", ATS_SUMS_96(d), a, b);
 }
-template <bool BRAIN> DEVICE void start_step(float (&d)[128], u64 a, u64 b) {
-    if constexpr (BRAIN) ATS_STEP("256", "bf16", ATS_NAMES_128, "%128", "%129", ATS_SUMS_128(d), a, b);
-    else ATS_STEP("256", "f16", ATS_NAMES_128, "%128", "%129", ATS_SUMS_128(d), a, b);
+template <bool BRAIN> DEVICE void multiply_tiles(float (&d)[128], u64 a, u64 b) {
+    if constexpr (BRAIN) ATS_MULTIPLY("256", "bf16", ATS_NAMES_128, "%128", "%129", ATS_SUMS_128(d), a, b);
+    else ATS_MULTIPLY("256", "f16", ATS_NAMES_128, "%128", "%129", ATS_SUMS_128(d), a, b);
 }
 
-/// Waits until at most N of the started steps run.
-template <int N> DEVICE void wait_steps() { asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(N) : "memory"); }
+/// Waits until at most N closed groups run.
+template <int N> DEVICE void wait_products() { asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(N) : "memory"); }
 
-/// Waits for all steps; the sums are there.
+/// Waits for all groups; the sums are there.
 template <u32 N> DEVICE void finish_sums(float (&d)[N]) {
-    wait_steps<0>();
+    wait_products<0>();
 #pragma unroll
     for (u32 i = 0; i < N; i++) asm volatile("" : "+f"(d[i])::"memory");
 }

@@ -4,11 +4,11 @@ use device::DeviceError;
 use kernels::cpu::ops::attention::{AttentionShape, Mask};
 use kernels::cpu::ops::elementwise::Glu;
 use kernels::cuda::attention::{Attend, Method, Partials};
-use kernels::cuda::experts::{InputRows, Slots, Sorted, grouped_on, slots, sort};
+use kernels::cuda::experts::{InputRows, Slots, Sorted, grouped, slots, sort};
 use kernels::cuda::ops::{self, CacheType, KvCache, RoundInputs};
 use kernels::cuda::product::{self, Form, Part, TokenTile};
 use kernels::cuda::rows::{convert, glu, rms_norm};
-use kernels::cuda::{DevicePtr, Forms, GpuLayout, GpuMatrix, Launch, View};
+use kernels::cuda::{DevicePtr, Forms, GpuLayout, GpuMatrix, View};
 use kernels::quant::WeightType;
 
 use super::{GIB, Lab, activations, fill_random, fill_rows, matrix, matrix_bytes};
@@ -101,18 +101,16 @@ fn sorted(lab: &mut Lab, case: &Experts, parts: &[Part], x: View, slot: &Slots) 
     let flop = 2.0 * f64::from(rows) * f64::from(cols) * f64::from(entries);
     let (active, conversion) = activations(lab, product::form(ty, cols, 64), x, case.x_rows());
     lab.enqueue(&conversion.into_iter().collect::<Vec<_>>())?;
-    let tiles = lab.chips().into_iter().flat_map(|chip| TokenTile::ALL.map(|tile| (chip, tile)));
+    let tiles = lab.chips().flat_map(|chip| TokenTile::ALL.map(|tile| (chip, tile)));
     for (chip, tile) in tiles.filter(|(chip, tile)| tile.exists_on(*chip)) {
         let tiles = lab.room(16 * u64::from(Sorted::tiles_max(tile, entries, count)));
         let order = lab.room(4 * u64::from(entries));
         let sorted = Sorted { order, tiles, n_tiles: lab.room(4), tile };
         let sorting = sort(slot.ids, tokens, chosen, count, &sorted);
-        let products =
-            parts.iter().filter_map(|part| grouped_on(chip, part, &active, tokens, slot, input, &sorted).ok());
-        let products: Vec<Launch> = products.collect();
+        let Ok(product) = grouped(chip, parts, &active, tokens, slot, input, &sorted) else { continue };
         let sort_us = lab.time(&[sorting])?;
         lab.enqueue(&[sorting])?;
-        let us = lab.time(&products)?;
+        let us = lab.time(&[product])?;
         println!(
             "{name:24} {tokens:5} tokens {chip:?} {tile:?}: {us:7.1} us, {:6.1} TFLOP/s; sorting {sort_us:.1} us",
             flop / us / 1e6

@@ -3,7 +3,7 @@
 
 use super::{Bench, Machine, TENSOR_CORE_NMSE_MAX, judge, relative_norm};
 use crate::cases::{MATMUL_NMSE_MAX, MatmulCase, PLAIN_MATMUL_NMSE_MAX, Random, matmul_cases, random_weights};
-use crate::cuda::experts::{InputRows, Slots, Sorted, grouped_on, has_grouped, slots, sort};
+use crate::cuda::experts::{InputRows, Slots, Sorted, grouped, has_grouped, slots, sort};
 use crate::cuda::product::{self, Activations, Chip, Family, Form, Part, TokenTile};
 use crate::cuda::rows::convert;
 use crate::cuda::{DevicePtr, Forms, GpuLayout, GpuMatrix, View, repack, tile_rows};
@@ -16,15 +16,18 @@ use crate::quant::{WeightType, dequantise_row};
 pub fn check_products(machine: &mut dyn Machine, wanted: &dyn Fn(WeightType) -> bool) -> Result<(), String> {
     for case in matmul_cases().into_iter().filter(|case| wanted(case.ty)) {
         for layout in layouts(case.ty) {
-            check_case(machine, &case, layout).map_err(|error| format!("{}: {error}", machine.name()))?;
+            for chip in own_chips(machine, case.ty, layout) {
+                let what = format!("{}: {chip:?}", machine.name());
+                check_case(machine, &case, layout, chip).map_err(|error| format!("{what}: {error}"))?;
+            }
         }
     }
     for ty in WeightType::ALL.into_iter().filter(|&ty| wanted(ty)) {
         for layout in layouts(ty) {
             let what = format!("{}: {ty} {layout:?}", machine.name());
             check_tiles(machine, ty, layout).map_err(|error| format!("{what}: {error}"))?;
-            check_group(machine, ty, layout).map_err(|error| format!("{what}: {error}"))?;
             for chip in own_chips(machine, ty, layout) {
+                check_group(machine, ty, layout, chip).map_err(|error| format!("{what}: {chip:?}: {error}"))?;
                 check_stack(machine, ty, layout, chip).map_err(|error| format!("{what}: {chip:?}: {error}"))?;
             }
         }
@@ -87,7 +90,7 @@ impl Bench<'_> {
     }
 }
 
-fn check_case(machine: &mut dyn Machine, case: &MatmulCase, layout: GpuLayout) -> Result<(), String> {
+fn check_case(machine: &mut dyn Machine, case: &MatmulCase, layout: GpuLayout, chip: Chip) -> Result<(), String> {
     let MatmulCase { ty, rows, cols, tokens } = *case;
     machine.clear()?;
     let mut bench = Bench { machine };
@@ -98,7 +101,7 @@ fn check_case(machine: &mut dyn Machine, case: &MatmulCase, layout: GpuLayout) -
     let part = Part { weight, bias: DevicePtr::NULL, residual: View::default(), out };
     let form = product::form(ty, cols as u32, tokens as u32);
     let activations = bench.put_activations(form, x, tokens)?;
-    bench.run(product::product(&[part], &activations, tokens as u32).map_err(|error| error.to_string())?)?;
+    bench.run(product::product(chip, &[part], &activations, tokens as u32).map_err(|error| error.to_string())?)?;
     let got = bench.get(out.data, tokens * rows)?;
     judge(&format!("{case:?} {layout:?}"), case.nmse(&got), tolerance(form))
 }
@@ -133,7 +136,8 @@ fn check_tiles(machine: &mut dyn Machine, ty: WeightType, layout: GpuLayout) -> 
         let out = bench.room_rows(tokens, rows)?;
         let part = Part { weight, bias: DevicePtr::NULL, residual: View::default(), out };
         let activations = bench.put_activations(product::tensor_core_form(ty), view, tokens)?;
-        let launch = product::matmul(chip, &part, &activations, tokens as u32, tile).map_err(|error| error.to_string())?;
+        let launch =
+            product::matmul(chip, &[part], &activations, tokens as u32, tile).map_err(|error| error.to_string())?;
         bench.run([launch])?;
         let got: Vec<f32> = bench.get(out.data, tokens * rows)?;
         for (token, (got, want)) in got.chunks(rows).zip(expected.chunks(rows)).enumerate() {
@@ -159,10 +163,10 @@ fn row(ty: WeightType, cols: usize, bytes: &[u8]) -> Vec<f32> {
     out
 }
 
-/// Three parts with bias and residual in one group, for each kernel family that can.
-fn check_group(machine: &mut dyn Machine, ty: WeightType, layout: GpuLayout) -> Result<(), String> {
+/// Three parts with bias and residual in one group, for each kernel family.
+fn check_group(machine: &mut dyn Machine, ty: WeightType, layout: GpuLayout, chip: Chip) -> Result<(), String> {
     let cols = if ty.block().0 == 256 { 512 } else { 320 };
-    for tokens in [1, 2, 3, 9] {
+    for tokens in [1, 2, 3, 9, 40] {
         machine.clear()?;
         let mut bench = Bench { machine: &mut *machine };
         let mut random = Random::new(5);
@@ -171,7 +175,7 @@ fn check_group(machine: &mut dyn Machine, ty: WeightType, layout: GpuLayout) -> 
         let form = product::form(ty, cols as u32, tokens as u32);
         let activations = bench.put_activations(form, view, tokens)?;
         let (mut parts, mut expected) = (Vec::new(), Vec::new());
-        for (index, rows) in [40, 7, 19].into_iter().enumerate() {
+        for (index, rows) in [140, 7, 19].into_iter().enumerate() {
             let weights = random_weights(ty, rows, cols, 31 + index as u64);
             let bias: Vec<f32> = (0..rows).map(|_| random.normal()).collect();
             let residual: Vec<f32> = (0..tokens * rows).map(|_| random.normal()).collect();
@@ -184,7 +188,7 @@ fn check_group(machine: &mut dyn Machine, ty: WeightType, layout: GpuLayout) -> 
             let residual = bench.put_rows(&residual, rows)?;
             parts.push(Part { weight, bias: bench.put(&bias)?, residual, out: bench.room_rows(tokens, rows)? });
         }
-        bench.run(product::product(&parts, &activations, tokens as u32).map_err(|error| error.to_string())?)?;
+        bench.run(product::product(chip, &parts, &activations, tokens as u32).map_err(|error| error.to_string())?)?;
         for (part, want) in parts.iter().zip(&expected) {
             let got: Vec<f32> = bench.get(part.out.data, want.len())?;
             judge(&format!("group of {tokens} tokens"), relative_norm(&got, want).powi(2), MATMUL_NMSE_MAX)?;
@@ -261,7 +265,7 @@ fn check_stack(machine: &mut dyn Machine, ty: WeightType, layout: GpuLayout, chi
             let sorted = Sorted { order: bench.room(4 * entries as usize)?, tiles, n_tiles: bench.room(4)?, tile };
             let activations = bench.put_activations(product::tensor_core_form(ty), view, x_rows)?;
             let sorting = sort(ids, tokens as u32, CHOSEN as u32, EXPERTS as u32, &sorted);
-            let product = grouped_on(chip, &part, &activations, tokens as u32, &slot, input, &sorted);
+            let product = grouped(chip, &[part], &activations, tokens as u32, &slot, input, &sorted);
             bench.run([sorting, product.map_err(|error| error.to_string())?])?;
         }
         let got: Vec<f32> = bench.get(out.data, expected.len())?;

@@ -7,7 +7,7 @@ use kernels::cuda::ops::add;
 use kernels::cuda::product::{Activations, Form};
 use kernels::cuda::rows::convert;
 use kernels::cuda::transfer::{copy_bytes, fill_random, move_rows};
-use kernels::cuda::{DevicePtr, Forms, GpuLayout, GpuMatrix, Launch, View};
+use kernels::cuda::{Chip, DevicePtr, Forms, GpuLayout, GpuMatrix, Launch, View};
 use kernels::quant::WeightType;
 
 /// Memory to measure in, if so much is free.
@@ -44,6 +44,11 @@ impl<'a> Lab<'a> {
     /// Memory that was taken.
     pub fn arena_bytes(&self) -> u64 {
         self.arena.bytes
+    }
+
+    /// Whose matrix kernels the GPU runs.
+    pub fn chip(&self) -> Chip {
+        Chip::of(self.gpu.model().capability)
     }
 
     /// Forgets what was handed out.

@@ -143,7 +143,7 @@ fn dense_us(lab: &mut Lab<'_>, ty: WeightType, shape: (u32, u32), tokens: u32) -
     for _ in 0..matrices {
         let weight = lab.matrix(ty, shape, 1)?;
         let part = Part { weight, bias: DevicePtr::NULL, residual: View::default(), out };
-        launches.extend(product::product(&[part], &active, tokens)?);
+        launches.extend(product::product(lab.chip(), &[part], &active, tokens)?);
     }
     Ok(lab.time_us(&launches)? / matrices as f64)
 }
@@ -177,7 +177,7 @@ fn expert_us(
         let order = lab.room(4 * u64::from(tokens * CHOSEN))?;
         let to = Sorted { order, tiles, n_tiles: lab.room(4)?, tile };
         launches.push(sort(ids, tokens, CHOSEN, experts, &to));
-        launches.push(grouped(&part, &active, tokens, &slot, InputRows::PerToken, &to)?);
+        launches.push(grouped(lab.chip(), &[part], &active, tokens, &slot, InputRows::PerToken, &to)?);
     } else {
         launches.push(slots(&[part], &active, tokens, &slot)?);
     }

@@ -84,7 +84,7 @@ impl Lower<'_> {
     /// The products of stacks that share ids and input; `parts` with the bytes from matrix to matrix.
     fn stack(&mut self, index: usize, shared: Slots, parts: Vec<(Part, u64)>, sorts: bool) -> Result<(), Error> {
         let input = self.input(index)?;
-        let room = self.sorted_room();
+        let (room, chip) = (self.sorted_room(), self.chip);
         let input_rows = if shared.input_stride > 0 { InputRows::PerEntry } else { InputRows::PerToken };
         self.emits.push(Box::new(move |args, out| {
             let tokens = args.tokens;
@@ -106,9 +106,8 @@ impl Lower<'_> {
                 let slot = Slots { matrix_bytes: group[0].1, ..shared };
                 if is_grouped(&group[0].0) {
                     let acts = input.acts.activations(product::form(ty, cols, u32::MAX));
-                    for (part, _) in group {
-                        out.push(grouped(part, &acts, tokens, &slot, input_rows, &sorted)?);
-                    }
+                    let parts: Vec<Part> = group.iter().map(|(part, _)| *part).collect();
+                    out.push(grouped(chip, &parts, &acts, tokens, &slot, input_rows, &sorted)?);
                 } else {
                     let acts = input.acts.activations(if ty.is_plain() { Form::F32 } else { Form::Q8 });
                     let parts: Vec<Part> = group.iter().map(|(part, _)| *part).collect();

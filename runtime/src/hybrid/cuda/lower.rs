@@ -15,7 +15,7 @@ use kernels::cpu::ops::elementwise::{ColGroups, Glu, Temperature};
 use kernels::cpu::ops::rope::{RopePairing, RopeParams, RopeScaling, RopeTable};
 use kernels::cuda::ops::{self, GroupNorm, RopeShape};
 use kernels::cuda::product::{self, Part};
-use kernels::cuda::{DevicePtr, Forms, GpuMatrix, Launch, View, rows};
+use kernels::cuda::{Chip, DevicePtr, Forms, GpuMatrix, Launch, View, rows};
 use plan_format::program::{self, OpKind, Program, Rows};
 use plan_format::{ValueId, WeightId};
 use std::collections::BTreeMap;
@@ -29,10 +29,18 @@ pub type Emit = Box<dyn Fn(RoundArgs, &mut Vec<Launch>) -> Result<(), KernelErro
 ///
 /// # Errors
 /// Operands that are not on the GPU, or a shape without kernel.
-pub fn lower(ops: Range<usize>, env: &OpEnv<'_>) -> Result<Vec<Emit>, Error> {
+pub fn lower(ops: Range<usize>, env: &OpEnv<'_>, chip: Chip) -> Result<Vec<Emit>, Error> {
     let scratch = Scratch::new(env.program, &env.sizes)?;
-    let mut lower =
-        Lower { env, scratch: &scratch, emits: Vec::new(), done: Vec::new(), sorted: None, acts: BTreeMap::new(), ops };
+    let mut lower = Lower {
+        env,
+        scratch: &scratch,
+        chip,
+        emits: Vec::new(),
+        done: Vec::new(),
+        sorted: None,
+        acts: BTreeMap::new(),
+        ops,
+    };
     lower.find_acts();
     for index in lower.ops.clone() {
         if !lower.done.contains(&index) {
@@ -94,6 +102,7 @@ fn rope_table(rope: &program::Rope, env: &OpEnv<'_>, gpu: &dyn Gpu) -> Result<Ro
 pub(super) struct Lower<'a> {
     pub(super) env: &'a OpEnv<'a>,
     pub(super) scratch: &'a Scratch,
+    pub(super) chip: Chip,
     pub(super) emits: Vec<Emit>,
     /// Operators that an earlier emit includes.
     pub(super) done: Vec<usize>,
@@ -398,27 +407,21 @@ impl Lower<'_> {
         if added.is_some() {
             self.done.push(index + 1);
         }
-        let parts = parts.iter().map(|part| self.part(part)).collect::<Result<Vec<_>, _>>()?;
+        let mut parts = parts.iter().map(|part| self.part(part)).collect::<Result<Vec<_>, _>>()?;
+        if let (Some(last), Some((residual, sum))) = (parts.last_mut(), added) {
+            (last.residual, last.out) = (residual, sum);
+        }
+        let chip = self.chip;
         self.emits.push(Box::new(move |args, out| {
             let rows = args.rows(x);
             if rows == 0 {
                 return Ok(());
             }
             input.convert(args, out);
-            let mut parts = parts.clone();
-            let mut later = None;
-            if let (Some(last), Some((residual, sum))) = (parts.last_mut(), added) {
-                if product::adds_residual(last.weight.ty, last.weight.cols, rows) {
-                    (last.residual, last.out) = (residual, sum);
-                } else {
-                    later = Some(ops::add(last.out, residual, sum, rows));
-                }
-            }
             let form = |part: &Part| product::form(part.weight.ty, part.weight.cols, rows);
             for group in parts.chunk_by(|a, b| form(a) == form(b)) {
-                out.extend(product::product(group, &input.acts.activations(form(&group[0])), rows)?);
+                out.extend(product::product(chip, group, &input.acts.activations(form(&group[0])), rows)?);
             }
-            out.extend(later);
             Ok(())
         }));
         Ok(())

@@ -18,7 +18,7 @@ use device::cuda::{CudaGpu, CudaOptions};
 use device::gpu::{DevicePtr, Gpu, GpuOp};
 use kernels::cpu::ops::elementwise::ColGroups;
 use kernels::cuda::transfer::{copy_bytes, move_rows};
-use kernels::cuda::{GpuLayout, Launch, View, ops, unpack_panels};
+use kernels::cuda::{Chip, GpuLayout, Launch, View, ops, unpack_panels};
 use kernels::quant::WeightType;
 use op::{CudaOp, Recording};
 use plan_format::artifact::MachineCode;
@@ -33,6 +33,7 @@ use std::sync::Arc;
 pub struct CudaMaker {
     gpu: Arc<dyn Gpu>,
     multiprocessors: u32,
+    chip: Chip,
 }
 
 /// Opens a device with this program's kernels. `ceiling_bytes` bounds all GPU memory of the process.
@@ -50,14 +51,16 @@ pub fn open(ordinal: u32, ceiling_bytes: Option<u64>) -> Result<CudaGpu, Error> 
 /// # Errors
 /// A module that does not load.
 pub fn load(gpu: &CudaGpu, program: &Program, code: &[MachineCode], threads: usize) -> Result<usize, Error> {
-    Ok(gpu_code::load(gpu, &gpu_code::modules(program), code, threads)?)
+    let chip = Chip::of(gpu.description().capability);
+    Ok(gpu_code::load(gpu, &gpu_code::modules(program, chip), code, threads)?)
 }
 
 impl CudaMaker {
     /// A maker of operators for a GPU that runs CUDA kernels.
     pub fn new(gpu: Arc<dyn Gpu>) -> CudaMaker {
-        let multiprocessors = gpu.description().multiprocessors;
-        CudaMaker { gpu, multiprocessors }
+        let description = gpu.description();
+        let (multiprocessors, chip) = (description.multiprocessors, Chip::of(description.capability));
+        CudaMaker { gpu, multiprocessors, chip }
     }
 
     /// An operator of launches that do not depend on the round.
@@ -130,7 +133,7 @@ impl OpMaker for CudaMaker {
 
     fn run(&self, ops: Range<usize>, env: &OpEnv<'_>) -> Result<Vec<Arc<dyn GpuOp>>, Error> {
         let name = env.program.ops.get(ops.start).map_or("nothing", |op| op.kind.name()).to_string();
-        let emits = lower::lower(ops, env)?;
+        let emits = lower::lower(ops, env, self.chip)?;
         // Shapes that no kernel takes are found now, not in a round.
         let limits = env.sizes.limits;
         for tokens in [1, limits.ubatch_tokens] {
