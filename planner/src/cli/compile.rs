@@ -9,6 +9,7 @@ use crate::regime::{Grid, SolveError};
 use clap::Args;
 use gguf::Model;
 use plan_format::artifact::{KvType, Options, Plan};
+use kernels::cuda::Chip;
 use plan_format::fingerprint::{DeviceFingerprint, ModelFingerprint, full_hash, of_model};
 use plan_format::program::Program;
 use plan_format::text::bytes_text;
@@ -71,7 +72,7 @@ fn store_code(plan: &mut Plan, here: Option<&DeviceFingerprint>, progress: &Prog
         return Ok(());
     }
     let Some(gpu) = crate::measure::cuda::open().map_err(Failure::failed)? else { return Ok(()) };
-    let modules = gpu_code::modules(&plan.program);
+    let modules = gpu_code::modules(&plan.program, Chip::of(gpu.model().capability));
     progress.step(format!("compiling {} modules of GPU kernels", modules.len()));
     let threads = std::thread::available_parallelism().map_or(1, |threads| threads.get());
     plan.code = gpu_code::machine_code(&gpu, &modules, threads).map_err(Failure::failed)?;
