@@ -115,7 +115,7 @@ pub const SPEED_TYPES: [WeightType; 10] = [
 ];
 
 /// Tokens of decode rounds whose speed is tracked: one, and batches that verify guesses.
-pub const DECODE_TOKENS: [usize; 3] = [1, 4, 8];
+pub const DECODE_TOKENS: [usize; 5] = [1, 2, 3, 4, 8];
 
 /// Tokens of a prefill batch whose speed is tracked.
 pub const PREFILL_TOKENS: usize = 512;

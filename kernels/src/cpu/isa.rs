@@ -12,7 +12,7 @@ pub enum Isa {
     Scalar,
     /// AVX2, FMA and F16C (Haswell, Zen and later).
     Avx2,
-    /// AVX-512 F, BW, VL, DQ, VNNI, VBMI (Ice Lake, Zen 4 and later), with everything of [`Isa::Avx2`].
+    /// AVX-512 F, BW, VL, DQ, VNNI, VBMI and GFNI (Ice Lake, Zen 4 and later), with everything of [`Isa::Avx2`].
     Avx512,
 }
 
@@ -82,6 +82,7 @@ fn has_avx512() -> bool {
         && is_x86_feature_detected!("avx512dq")
         && is_x86_feature_detected!("avx512vnni")
         && is_x86_feature_detected!("avx512vbmi")
+        && is_x86_feature_detected!("gfni")
 }
 
 #[cfg(test)]

@@ -67,6 +67,18 @@ impl<'a> Source<'a> {
         &self.bytes[panel * self.row_bytes * PANEL_ROWS + begin * PANEL_ROWS..][..bytes * PANEL_ROWS]
     }
 
+    /// Bytes of a panel.
+    #[inline(always)]
+    pub(crate) fn panel_bytes(&self) -> usize {
+        self.row_bytes * PANEL_ROWS
+    }
+
+    /// Where a panel of a packed matrix ends.
+    #[inline(always)]
+    pub(crate) fn panel_end(&self, panel: usize) -> *const u8 {
+        self.bytes.as_ptr().wrapping_add((panel + 1) * self.panel_bytes())
+    }
+
     #[inline(never)]
     fn pack<'b>(&self, panel: usize, begin: usize, bytes: usize, buffer: &'b mut ChunkBuffer) -> &'b [u8] {
         let pieces = std::array::from_fn(|lane| {

@@ -9,6 +9,8 @@ use crate::quant::{WeightType, pack_panels, packed_bytes, panels};
 struct Cpu {
     isa: Isa,
     layout: Layout,
+    /// Panels of a call.
+    panels: usize,
 }
 
 impl Cpu {
@@ -25,7 +27,7 @@ impl Cpu {
 
 impl MatmulBackend for Cpu {
     fn name(&self) -> String {
-        format!("{} {:?}", self.isa.name(), self.layout)
+        format!("{} {:?}, {} panels a call", self.isa.name(), self.layout, self.panels)
     }
 
     fn matmul(&mut self, case: &MatmulCase, weights: &[u8], x: &[f32]) -> Vec<f32> {
@@ -34,9 +36,10 @@ impl MatmulBackend for Cpu {
         let acts = prepared(self.isa, case.ty, x, case.cols);
         let mut out = vec![f32::NAN; case.tokens * case.rows];
         let product = Product::new(matrix, &acts, case.tokens, Output::new(&mut out, case.rows)).unwrap();
-        for panel in 0..matrix.panels() {
+        for first in (0..matrix.panels()).step_by(self.panels) {
+            let panels = first..matrix.panels().min(first + self.panels);
             // SAFETY: one thread; `out` is not read before the product is done.
-            unsafe { matmul(self.isa, &product, panel..panel + 1) }.unwrap();
+            unsafe { matmul(self.isa, &product, panels) }.unwrap();
         }
         out
     }
@@ -51,8 +54,10 @@ fn prepared(isa: Isa, ty: WeightType, x: &[f32], cols: usize) -> Vec<u8> {
     acts
 }
 
+/// Calls of one panel, and of more than a tile has: two of them and one left over.
 fn backends() -> impl Iterator<Item = Cpu> {
-    Isa::available().flat_map(|isa| [Layout::Gguf, Layout::Panel16].map(|layout| Cpu { isa, layout }))
+    let calls = [(Layout::Gguf, 1), (Layout::Panel16, 1), (Layout::Gguf, 3), (Layout::Panel16, 3)];
+    Isa::available().flat_map(move |isa| calls.map(|(layout, panels)| Cpu { isa, layout, panels }))
 }
 
 fn bits(values: &[f32]) -> Vec<u32> {
@@ -70,7 +75,7 @@ fn every_backend_is_as_exact_as_its_activations_allow() {
 fn isa_layout_and_ranges_change_no_bit() {
     for case in matmul_cases() {
         let (weights, x) = (case.weights(), case.activations());
-        let want = Cpu { isa: Isa::Scalar, layout: Layout::Gguf }.matmul(&case, &weights, &x);
+        let want = Cpu { isa: Isa::Scalar, layout: Layout::Gguf, panels: 1 }.matmul(&case, &weights, &x);
         for mut backend in backends() {
             let got = backend.matmul(&case, &weights, &x);
             assert_eq!(bits(&got), bits(&want), "{} {case:?}", backend.name());
@@ -85,7 +90,7 @@ fn a_tokens_bits_do_not_depend_on_its_batch() {
         let (weights, x) = (case.weights(), case.activations());
         for mut backend in backends() {
             let together = backend.matmul(&case, &weights, &x);
-            for tokens in [1, 2, 3, 4, 7, 8, 16] {
+            for tokens in [1, 2, 3, 4, 7, 8, 15, 17] {
                 let few = MatmulCase { tokens, ..case };
                 let first = 33 - tokens;
                 let got = backend.matmul(&few, &weights, &x[first * case.cols..]);

@@ -16,18 +16,18 @@ use std::arch::x86_64::*;
 use std::ops::Range;
 
 use crate::arch::x86_64::matmul::engine::{self, engine};
-use crate::arch::x86_64::matmul::packed::{Codes, GROUPS};
-use crate::arch::x86_64::matmul::simd::{Simd, Span, start_value};
+use crate::arch::x86_64::matmul::packed::Codes;
+use crate::arch::x86_64::matmul::simd::{PartCodes, Simd, Span, start_value};
 use crate::cpu::matmul::Product;
 
 engine!(
     Words, WordVectors, "avx2,fma,f16c", parts: 2, unpacked: Narrow,
-    direct: 2 [1], tile: [4 2 1], plain_direct: 2 [2 1], plain_tile: [4 2 1]
+    alone: 2 [1], direct: 2 to 1 [1], tile: [4 2 1], plain_direct: 2 [2 1], plain_tile: [4 2 1]
 );
 
 engine!(
     Vnni, VnniVectors, "avx2,fma,f16c,avxvnni", parts: 2, unpacked: Raised,
-    direct: 2 [1], tile: [4 2 1], plain_direct: 2 [2 1], plain_tile: [4 2 1]
+    alone: 2 [1], direct: 2 to 1 [1], tile: [4 2 1], plain_direct: 2 [2 1], plain_tile: [4 2 1]
 );
 
 /// How 8-bit products are summed.
@@ -86,7 +86,7 @@ unsafe fn start_values<S: Simd<Int = __m256i>, C: Codes, const T: usize>(
 
 /// Implements [`Simd`] for 256-bit vectors, but for the dot products.
 macro_rules! vectors {
-    ($(#[$doc:meta])* $name:ident any_bytes: $any_bytes:literal { $($dots:tt)* }) => {
+    ($(#[$doc:meta])* $name:ident any_bytes: $any_bytes:literal, $dots:ident) => {
         $(#[$doc])*
         #[derive(Clone, Copy)]
         struct $name;
@@ -153,12 +153,6 @@ macro_rules! vectors {
     }
 
     #[inline(always)]
-    unsafe fn or_masked(a: __m256i, b: __m256i, mask: __m256i) -> __m256i {
-        // SAFETY: the trait's contract.
-        unsafe { _mm256_or_si256(a, _mm256_and_si256(b, mask)) }
-    }
-
-    #[inline(always)]
     unsafe fn sub32(a: __m256i, b: __m256i) -> __m256i {
         // SAFETY: the trait's contract.
         unsafe { _mm256_sub_epi32(a, b) }
@@ -177,11 +171,12 @@ macro_rules! vectors {
     }
 
     #[inline(always)]
-    unsafe fn move_bits(v: __m256i, from: usize, to: usize) -> __m256i {
+    unsafe fn field(v: __m256i, from: usize, to: usize, mask: u8) -> __m256i {
         // SAFETY: the trait's contract.
-        unsafe { {
-            if from <= to { Self::shl(v, to - from) } else { Self::shr(v, from - to) }
-        } }
+        unsafe {
+            let moved = if from <= to { Self::shl(v, to - from) } else { Self::shr(v, from - to) };
+            Self::and(moved, Self::splat8(mask as i8))
+        }
     }
 
     #[inline(always)]
@@ -304,32 +299,54 @@ macro_rules! vectors {
         unsafe { _mm_prefetch::<_MM_HINT_T0>(at.cast()) }
     }
 
-            $($dots)*
+    #[inline(always)]
+    unsafe fn dots<C: Codes, const T: usize, const P: usize>(
+        codes: &impl PartCodes<Self>,
+        acts: &[*const u8; T],
+    ) -> [[__m256i; T]; P] {
+        // SAFETY: the trait's contract.
+        unsafe { $dots::<C, T, P>(Span::Whole, codes, acts) }
+    }
+
+    #[inline(always)]
+    unsafe fn half_dots<C: Codes, const T: usize, const P: usize>(
+        codes: &impl PartCodes<Self>,
+        acts: &[*const u8; T],
+    ) -> [[[__m256i; T]; P]; 2] {
+        // SAFETY: the trait's contract.
+        unsafe { [$dots::<C, T, P>(Span::Low, codes, acts), $dots::<C, T, P>(Span::High, codes, acts)] }
+    }
         }
     };
 }
 
 vectors! {
     /// Dot products by way of 16-bit sums.
-    WordVectors any_bytes: false {
-        #[inline(always)]
-        unsafe fn dots<C: Codes, const T: usize, const P: usize>(
-            span: Span,
-            quants: &[[__m256i; GROUPS]; P],
-            acts: &[*const u8; T],
-        ) -> [[__m256i; T]; P] {
-            // SAFETY: the trait's contract.
-            unsafe {
-                let mut dots = [start_values::<Self, C, T>(span, acts); P];
-                for (dots, quants) in dots.iter_mut().zip(quants) {
-                    for first in span.groups().step_by(C::WORD_GROUPS) {
-                        let groups = first..span.groups().end.min(first + C::WORD_GROUPS);
-                        add_words::<C, T>(dots, groups, quants, acts);
-                    }
-                }
-                dots
+    WordVectors any_bytes: false, word_dots
+}
+
+vectors! {
+    /// Dot products by `vpdpbusd`.
+    VnniVectors any_bytes: true, vnni_dots
+}
+
+/// Dot products of a span of columns by way of 16-bit sums.
+#[inline(always)]
+unsafe fn word_dots<C: Codes, const T: usize, const P: usize>(
+    span: Span,
+    codes: &impl PartCodes<WordVectors>,
+    acts: &[*const u8; T],
+) -> [[__m256i; T]; P] {
+    // SAFETY: as the caller's.
+    unsafe {
+        let mut dots = [start_values::<WordVectors, C, T>(span, acts); P];
+        for (part, dots) in dots.iter_mut().enumerate() {
+            for first in span.groups().step_by(C::WORD_GROUPS) {
+                let groups = first..span.groups().end.min(first + C::WORD_GROUPS);
+                add_words::<C, T>(dots, groups, (codes, part), acts);
             }
         }
+        dots
     }
 }
 
@@ -338,19 +355,20 @@ vectors! {
 unsafe fn add_words<C: Codes, const T: usize>(
     dots: &mut [__m256i; T],
     groups: Range<usize>,
-    quants: &[__m256i; GROUPS],
+    (codes, part): (&impl PartCodes<WordVectors>, usize),
     acts: &[*const u8; T],
 ) {
     // SAFETY: the caller has AVX2; `acts` point to blocks of activations.
     unsafe {
         let mut words = [_mm256_setzero_si256(); T];
         for g in groups {
+            let code = codes.vector(part, g);
             for (words, act) in words.iter_mut().zip(acts) {
                 let act = WordVectors::broadcast32(act.add(4 * g));
                 let product = if C::SIGNED {
-                    _mm256_maddubs_epi16(_mm256_abs_epi8(quants[g]), _mm256_sign_epi8(act, quants[g]))
+                    _mm256_maddubs_epi16(_mm256_abs_epi8(code), _mm256_sign_epi8(act, code))
                 } else {
-                    _mm256_maddubs_epi16(quants[g], act)
+                    _mm256_maddubs_epi16(code, act)
                 };
                 *words = _mm256_add_epi16(*words, product);
             }
@@ -361,27 +379,24 @@ unsafe fn add_words<C: Codes, const T: usize>(
     }
 }
 
-vectors! {
-    /// Dot products by `vpdpbusd`.
-    VnniVectors any_bytes: true {
-        #[inline(always)]
-        unsafe fn dots<C: Codes, const T: usize, const P: usize>(
-            span: Span,
-            quants: &[[__m256i; GROUPS]; P],
-            acts: &[*const u8; T],
-        ) -> [[__m256i; T]; P] {
-            // SAFETY: the trait's contract.
-            unsafe {
-                let mut dots = [start_values::<Self, C, T>(span, acts); P];
-                for (dots, quants) in dots.iter_mut().zip(quants) {
-                    for g in span.groups() {
-                        for (dot, act) in dots.iter_mut().zip(acts) {
-                            *dot = _mm256_dpbusd_avx_epi32(*dot, quants[g], Self::broadcast32(act.add(4 * g)));
-                        }
-                    }
+/// Dot products of a span of columns by `vpdpbusd`.
+#[inline(always)]
+unsafe fn vnni_dots<C: Codes, const T: usize, const P: usize>(
+    span: Span,
+    codes: &impl PartCodes<VnniVectors>,
+    acts: &[*const u8; T],
+) -> [[__m256i; T]; P] {
+    // SAFETY: as the caller's.
+    unsafe {
+        let mut dots = [start_values::<VnniVectors, C, T>(span, acts); P];
+        for (part, dots) in dots.iter_mut().enumerate() {
+            for g in span.groups() {
+                let code = codes.vector(part, g);
+                for (dot, act) in dots.iter_mut().zip(acts) {
+                    *dot = _mm256_dpbusd_avx_epi32(*dot, code, VnniVectors::broadcast32(act.add(4 * g)));
                 }
-                dots
             }
         }
+        dots
     }
 }

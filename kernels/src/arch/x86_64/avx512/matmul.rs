@@ -6,12 +6,13 @@ use std::ops::Range;
 
 use crate::arch::x86_64::matmul::engine::{self, engine};
 use crate::arch::x86_64::matmul::packed::{Codes, GROUPS};
-use crate::arch::x86_64::matmul::simd::{Simd, Span, start_value};
+use crate::arch::x86_64::matmul::simd::{PartCodes, Simd, Span, start_value};
 use crate::cpu::matmul::Product;
 
 engine!(
-    Avx512, Vectors, "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx512vbmi", parts: 2, unpacked: Raised,
-    direct: 1 [8 4 3 2 1], tile: [6 4 3 2 1], plain_direct: 1 [4 3 2 1], plain_tile: [6 4 3 2 1]
+    Avx512, Vectors, "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx512vbmi,gfni", parts: 2, unpacked: Raised,
+    alone: 1 [4 3 2 1], direct: 2 to 16 [8 4 3 2 1], tile: [6 4 3 2 1],
+    plain_direct: 1 [4 3 2 1], plain_tile: [6 4 3 2 1]
 );
 
 /// See [`crate::cpu::matmul::matmul`].
@@ -32,6 +33,17 @@ struct Vectors;
 #[inline(always)]
 fn mask(rows: usize) -> __mmask16 {
     ((1_u32 << rows) - 1) as __mmask16
+}
+
+/// The matrix by which `vgf2p8affineqb` moves bit 0 of each byte to bit `to` and its neighbours after it, as far as
+/// `mask` goes. Byte `7 - i` says which bits of the input make bit `i`.
+const fn mover(to: usize, mask: u8) -> u64 {
+    let (mut matrix, mut bit) = (0, to);
+    while bit < 8 {
+        matrix |= ((mask >> bit & 1) as u64) << (8 * (7 - bit) + bit - to);
+        bit += 1;
+    }
+    matrix
 }
 
 impl Simd for Vectors {
@@ -95,12 +107,6 @@ impl Simd for Vectors {
     }
 
     #[inline(always)]
-    unsafe fn or_masked(a: __m512i, b: __m512i, mask: __m512i) -> __m512i {
-        // SAFETY: the trait's contract.
-        unsafe { _mm512_ternarylogic_epi32::<0xF8>(a, b, mask) }
-    }
-
-    #[inline(always)]
     unsafe fn sub32(a: __m512i, b: __m512i) -> __m512i {
         // SAFETY: the trait's contract.
         unsafe { _mm512_sub_epi32(a, b) }
@@ -119,9 +125,11 @@ impl Simd for Vectors {
     }
 
     #[inline(always)]
-    unsafe fn move_bits(v: __m512i, from: usize, to: usize) -> __m512i {
+    unsafe fn field(v: __m512i, from: usize, to: usize, mask: u8) -> __m512i {
+        // One operation on a port that does not multiply. Shifts of all lanes by a number in a register, and all
+        // rotations, take one that does (Zen 5).
         // SAFETY: the trait's contract.
-        unsafe { _mm512_rolv_epi32(v, _mm512_set1_epi32(((32 + to - from) % 32) as i32)) }
+        unsafe { _mm512_gf2p8affine_epi64_epi8::<0>(v, _mm512_set1_epi64((mover(to, mask) << from) as i64)) }
     }
 
     #[inline(always)]
@@ -246,30 +254,75 @@ impl Simd for Vectors {
 
     #[inline(always)]
     unsafe fn dots<C: Codes, const T: usize, const P: usize>(
-        span: Span,
-        quants: &[[__m512i; GROUPS]; P],
+        codes: &impl PartCodes<Self>,
         acts: &[*const u8; T],
     ) -> [[__m512i; T]; P] {
         // SAFETY: the trait's contract.
         unsafe {
-            let mut dots = [[_mm512_setzero_si512(); T]; P];
-            for (t, act) in acts.iter().enumerate() {
-                if let Some(start) = start_value::<Self, C>(span, *act) {
-                    for dots in &mut dots {
-                        dots[t] = start;
-                    }
-                }
-            }
-            for g in span.groups() {
-                for (t, act) in acts.iter().enumerate() {
-                    // One broadcast serves all vectors: loads would bound the loop otherwise.
-                    let act = Self::broadcast32(act.add(4 * g));
-                    for (dots, quants) in dots.iter_mut().zip(quants) {
-                        dots[t] = _mm512_dpbusd_epi32(dots[t], quants[g], act);
-                    }
-                }
+            let mut dots = starts::<C, T, P>(Span::Whole, acts);
+            for g in 0..GROUPS {
+                add_group(&mut dots, codes, g, acts);
             }
             dots
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn half_dots<C: Codes, const T: usize, const P: usize>(
+        codes: &impl PartCodes<Self>,
+        acts: &[*const u8; T],
+    ) -> [[[__m512i; T]; P]; 2] {
+        // SAFETY: the trait's contract.
+        unsafe {
+            let [mut low, mut high] = [starts::<C, T, P>(Span::Low, acts), starts::<C, T, P>(Span::High, acts)];
+            for g in 0..GROUPS / 2 {
+                add_group(&mut low, codes, g, acts);
+            }
+            for g in GROUPS / 2..GROUPS {
+                add_group(&mut high, codes, g, acts);
+            }
+            [low, high]
+        }
+    }
+}
+
+/// What the dot products start from.
+#[inline(always)]
+unsafe fn starts<C: Codes, const T: usize, const P: usize>(span: Span, acts: &[*const u8; T]) -> [[__m512i; T]; P] {
+    // SAFETY: the caller has AVX-512; `acts` point to blocks of activations.
+    unsafe {
+        let mut starts = [[_mm512_setzero_si512(); T]; P];
+        for (t, act) in acts.iter().enumerate() {
+            if let Some(start) = start_value::<Vectors, C>(span, *act) {
+                for starts in &mut starts {
+                    starts[t] = start;
+                }
+            }
+        }
+        starts
+    }
+}
+
+/// Adds the products of vector `g` of codes.
+#[inline(always)]
+unsafe fn add_group<const T: usize, const P: usize>(
+    dots: &mut [[__m512i; T]; P],
+    codes: &impl PartCodes<Vectors>,
+    g: usize,
+    acts: &[*const u8; T],
+) {
+    // SAFETY: the caller has AVX-512; `acts` point to blocks of activations.
+    unsafe {
+        let mut quants = [_mm512_setzero_si512(); P];
+        for (part, quants) in quants.iter_mut().enumerate() {
+            *quants = codes.vector(part, g);
+        }
+        for (t, act) in acts.iter().enumerate() {
+            // One broadcast serves all vectors: loads would bound the loop otherwise.
+            let act = Vectors::broadcast32(act.add(4 * g));
+            for (dots, quants) in dots.iter_mut().zip(quants) {
+                dots[t] = _mm512_dpbusd_epi32(dots[t], quants, act);
+            }
         }
     }
 }

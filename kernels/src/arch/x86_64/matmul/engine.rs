@@ -19,13 +19,18 @@ pub(crate) trait Engine {
     type Unpacked;
     /// Panels of a tile.
     const PANELS: usize;
-    /// Most tokens for which weights are unpacked in registers.
+    /// Most tokens for which weights are unpacked in registers, ...
     const DIRECT_TOKENS: usize;
+    /// ... panels of a tile for that, ...
+    const DIRECT_PANELS: usize;
+    /// ... and most tokens for which it can be done panel by panel.
+    const ALONE_TOKENS: usize;
     /// Most tokens for which plain numbers are converted in registers: two tiles, the second from the cache.
     const PLAIN_DIRECT_TOKENS: usize;
     /// An empty buffer in `memory`.
     fn unpacked(memory: &mut MaybeUninit<Self::Unpacked>) -> &mut Self::Unpacked;
     unsafe fn direct<W: Packed>(product: &Product, rows: Rows, token: usize) -> usize;
+    unsafe fn alone<W: Packed>(product: &Product, rows: Rows, token: usize) -> usize;
     unsafe fn fill<W: Packed>(unpacked: &mut Self::Unpacked, source: &Source, rows: Rows, chunks: Range<usize>);
     unsafe fn tile<W: Packed>(
         product: &Product,
@@ -45,12 +50,13 @@ pub(crate) trait Engine {
     ) -> usize;
 }
 
-/// Makes `$engine` an [`Engine`] over the operations `$simd`, compiled with `$features`, `$parts` vectors a tile
-/// (`$d_parts` and `$pd_parts`, one panel, where weights are unpacked in registers). `unpacked` is the form of codes
-/// in buffers. Lists of tile sizes fall and end with 1.
+/// Makes `$engine` an [`Engine`] over the operations `$simd`, compiled with `$features`, `$parts` vectors a tile.
+/// Weights are unpacked in registers for up to `$d_tokens` tokens, by tiles of `$d_parts` vectors, or of `$a_parts` or
+/// `$pd_parts`, one panel. `unpacked` is the form of codes in buffers. Lists of tile sizes fall and end with 1.
 macro_rules! engine {
     ($engine:ident, $simd:ty, $features:literal, parts: $parts:literal, unpacked: $form:ident,
-     direct: $d_parts:literal [$($d:literal)*], tile: [$($t:literal)*],
+     alone: $a_parts:literal [$($a:literal)*], direct: $d_parts:literal to $d_tokens:literal [$($d:literal)*],
+     tile: [$($t:literal)*],
      plain_direct: $pd_parts:literal [$($pd:literal)*], plain_tile: [$($pt:literal)*]) => {
         struct $engine;
 
@@ -65,9 +71,13 @@ macro_rules! engine {
             use $crate::cpu::matmul::{Product, Source};
 
             #[target_feature(enable = $features)]
-            unsafe fn direct<W: Packed, const T: usize>(product: &Product, rows: Rows, token: usize) -> usize {
+            unsafe fn direct<W: Packed, const T: usize, const P: usize>(
+                product: &Product,
+                rows: Rows,
+                token: usize,
+            ) -> usize {
                 // SAFETY: the trait's contract.
-                unsafe { tile::direct::<$simd, W, T, $d_parts>(product, rows, token) }
+                unsafe { tile::direct::<$simd, W, T, P>(product, rows, token) }
             }
 
             #[target_feature(enable = $features)]
@@ -120,7 +130,9 @@ macro_rules! engine {
             impl Engine for $engine {
                 type Unpacked = Unpacked<$simd, $parts>;
                 const PANELS: usize = part::panels_of::<$simd>($parts);
-                const DIRECT_TOKENS: usize = first(&[$($d),*]);
+                const DIRECT_TOKENS: usize = $d_tokens;
+                const ALONE_TOKENS: usize = first(&[$($a),*]);
+                const DIRECT_PANELS: usize = part::panels_of::<$simd>($d_parts);
                 const PLAIN_DIRECT_TOKENS: usize = 2 * first(&[$($pd),*]);
 
                 fn unpacked(memory: &mut MaybeUninit<Self::Unpacked>) -> &mut Self::Unpacked {
@@ -131,7 +143,17 @@ macro_rules! engine {
                     // SAFETY: the trait's contract; a tile has no more tokens than remain.
                     unsafe {
                         match product.n_tokens - token {
-                            $(n if n >= $d => direct::<W, $d>(product, rows, token),)*
+                            $(n if n >= $d => direct::<W, $d, $d_parts>(product, rows, token),)*
+                            _ => 0,
+                        }
+                    }
+                }
+
+                unsafe fn alone<W: Packed>(product: &Product, rows: Rows, token: usize) -> usize {
+                    // SAFETY: the trait's contract; a tile has no more tokens than remain.
+                    unsafe {
+                        match product.n_tokens - token {
+                            $(n if n >= $a => direct::<W, $a, $a_parts>(product, rows, token),)*
                             _ => 0,
                         }
                     }

@@ -1,7 +1,7 @@
 //! How a chunk of each block type is unpacked. The meanings are those of `quant/block.rs`, the places those of
 //! `quant/panel.rs`. Next: `tile.rs`.
 
-use super::packed::{Codes, Form, GROUPS, Narrow, NarrowMin, Packed, Raised, RaisedMin, Scales};
+use super::packed::{Codes, Form, Narrow, NarrowMin, Packed, Raised, RaisedMin, Scales};
 use super::simd::Simd;
 use crate::quant::{IQ4_VALUES, MXFP4_VALUES, PANEL_ROWS, WeightType, head_bytes};
 
@@ -24,24 +24,16 @@ unsafe fn bits<S: Simd>(v: S::Int, shift: usize, mask: i8) -> S::Int {
 
 /// `low | (v with bit `from` of each byte moved to bit `to`, & mask)`.
 #[inline(always)]
-unsafe fn or_bits<S: Simd>(low: S::Int, v: S::Int, from: usize, to: usize, mask: i8) -> S::Int {
+unsafe fn or_bits<S: Simd>(low: S::Int, v: S::Int, from: usize, to: usize, mask: u8) -> S::Int {
     // SAFETY: the caller has `S`.
-    unsafe { S::or_masked(low, S::move_bits(v, from, to), S::splat8(mask)) }
+    unsafe { S::or(low, S::field(v, from, to, mask)) }
 }
 
-/// The 4-bit codes of a sub-block of 16 bytes a row: low nibbles are columns 0..16, high ones 16..32.
+/// Vector `g` of the 4-bit codes of a sub-block of 16 bytes a row: low nibbles are columns 0..16, high ones 16..32.
 #[inline(always)]
-unsafe fn nibbles<S: Simd>(body: *const u8, lane: usize) -> [S::Int; GROUPS] {
+unsafe fn nibble<S: Simd>(body: *const u8, g: usize, lane: usize) -> S::Int {
     // SAFETY: the caller's field has 4 vectors.
-    unsafe {
-        let mut out = [S::splat8(0); GROUPS];
-        for i in 0..4 {
-            let v = vector::<S>(body, i, lane);
-            out[i] = bits::<S>(v, 0, 15);
-            out[i + 4] = bits::<S>(v, 4, 15);
-        }
-        out
-    }
+    unsafe { bits::<S>(vector::<S>(body, g % 4, lane), 4 * (g / 4), 15) }
 }
 
 /// Signed bytes as [`Packed::SIGNED`] says.
@@ -51,61 +43,28 @@ unsafe fn flip_signs<S: Simd>(v: S::Int) -> S::Int {
     if S::ANY_BYTES { unsafe { S::xor(v, S::splat8(-128)) } } else { v }
 }
 
-/// [`nibbles`] that are codes of a table.
+/// A [`nibble`] that is the code of a table.
 #[inline(always)]
-unsafe fn table_nibbles<S: Simd>(values: &[i8; 16], body: *const u8, lane: usize) -> [S::Int; GROUPS] {
-    // SAFETY: as for `nibbles`.
-    unsafe {
-        let table = flip_signs::<S>(S::table(values));
-        let mut codes = nibbles::<S>(body, lane);
-        for code in &mut codes {
-            *code = S::look_up(table, *code);
-        }
-        codes
-    }
+unsafe fn table_nibble<S: Simd>(values: &[i8; 16], body: *const u8, g: usize, lane: usize) -> S::Int {
+    // SAFETY: as for `nibble`.
+    unsafe { S::look_up(flip_signs::<S>(S::table(values)), nibble::<S>(body, g, lane)) }
 }
 
-/// [`nibbles`] after a field of 4 bytes of transposed fifth bits (Q5_0, Q5_1).
+/// A [`nibble`] after a field of 4 bytes of transposed fifth bits (Q5_0, Q5_1).
 #[inline(always)]
-unsafe fn five_bits<S: Simd>(body: *const u8, lane: usize) -> [S::Int; GROUPS] {
+unsafe fn five_bits<S: Simd>(body: *const u8, g: usize, lane: usize) -> S::Int {
     // SAFETY: the caller's body has 1 + 4 vectors.
     unsafe {
-        let high = vector::<S>(body, 0, lane);
-        let mut codes = nibbles::<S>(body.add(GROUP_BYTES), lane);
-        for (g, code) in codes.iter_mut().enumerate() {
-            *code = or_bits::<S>(*code, high, g, 4, 16);
-        }
-        codes
+        let low = nibble::<S>(body.add(GROUP_BYTES), g, lane);
+        or_bits::<S>(low, vector::<S>(body, 0, lane), g, 4, 16)
     }
 }
 
-/// Codes of which `mask` bits stand at `shift` of the bytes of a field.
+/// Vector `g` of codes of which `mask` bits stand at `shift` of the bytes of a field.
 #[inline(always)]
-unsafe fn shifted<S: Simd>(field: *const u8, lane: usize, shift: usize, mask: i8) -> [S::Int; GROUPS] {
+unsafe fn shifted<S: Simd>(field: *const u8, g: usize, lane: usize, shift: usize, mask: u8) -> S::Int {
     // SAFETY: the caller's field has 8 vectors.
-    unsafe {
-        let mut codes = [S::splat8(0); GROUPS];
-        for (g, code) in codes.iter_mut().enumerate() {
-            *code = bits::<S>(vector::<S>(field, g, lane), shift, mask);
-        }
-        codes
-    }
-}
-
-/// Adds to codes the bits from `from` on of the bytes of a second field, at `to`.
-#[inline(always)]
-unsafe fn add_bits<S: Simd>(
-    codes: &mut [S::Int; GROUPS],
-    field: *const u8,
-    lane: usize,
-    from: usize,
-    to: usize,
-    mask: i8,
-) {
-    for (g, code) in codes.iter_mut().enumerate() {
-        // SAFETY: the caller's field has 8 vectors.
-        unsafe { *code = or_bits::<S>(*code, vector::<S>(field, g, lane), from, to, mask) };
-    }
+    unsafe { S::field(vector::<S>(field, g, lane), shift, 0, mask) }
 }
 
 /// Start of sub-block `sub` of a type with blocks of 32 columns.
@@ -176,11 +135,11 @@ unsafe fn k4_scales<S: Simd>(chunk: *const u8, lane: usize, out: &mut Scales, od
 }
 
 /// Implements [`Packed`]: `Name TYPE, narrow: form, raised: form,` then the bodies of its two functions,
-/// `scales: |chunk, subs, lane, out| _, codes: |chunk, subs, sub, lane| _`.
+/// `scales: |chunk, subs, lane, out| _, code: |chunk, subs, (sub, g), lane| _`.
 macro_rules! packed {
     ($(#[$doc:meta])* $name:ident $ty:ident, narrow: $narrow:ty, raised: $raised:ty,
      scales: |$c:ident, $n:ident, $l:ident, $out:ident| $scales:expr,
-     codes: |$c2:ident, $n2:ident, $s:ident, $l2:ident| $codes:expr) => {
+     code: |$c2:ident, $n2:ident, ($s:ident, $g:ident), $l2:ident| $code:expr) => {
         $(#[$doc])*
         pub(crate) struct $name;
         impl Packed for $name {
@@ -193,9 +152,9 @@ macro_rules! packed {
                 unsafe { $scales }
             }
             #[inline(always)]
-            unsafe fn codes<S: Simd>($c2: *const u8, $n2: usize, $s: usize, $l2: usize) -> [S::Int; GROUPS] {
+            unsafe fn code<S: Simd>($c2: *const u8, $n2: usize, ($s, $g): (usize, usize), $l2: usize) -> S::Int {
                 // SAFETY: the trait's contract; offsets are those of `quant/panel.rs`.
-                unsafe { $codes }
+                unsafe { $code }
             }
         }
     };
@@ -205,41 +164,36 @@ packed! {
     /// f16 scale; 4-bit codes.
     Q4_0 Q4_0, narrow: Narrow<8, false, 8>, raised: Raised,
     scales: |chunk, subs, lane, out| f16_scales::<S, Self>(chunk, subs, lane, out),
-    codes: |chunk, subs, sub, lane| nibbles::<S>(body_of::<Self>(chunk, subs, sub), lane)
+    code: |chunk, subs, (sub, g), lane| nibble::<S>(body_of::<Self>(chunk, subs, sub), g, lane)
 }
 
 packed! {
     /// f16 scale and min; 4-bit codes.
     Q4_1 Q4_1, narrow: NarrowMin<8>, raised: RaisedMin,
     scales: |chunk, subs, lane, out| f16_scales::<S, Self>(chunk, subs, lane, out),
-    codes: |chunk, subs, sub, lane| nibbles::<S>(body_of::<Self>(chunk, subs, sub), lane)
+    code: |chunk, subs, (sub, g), lane| nibble::<S>(body_of::<Self>(chunk, subs, sub), g, lane)
 }
 
 packed! {
     /// f16 scale; 5-bit codes.
     Q5_0 Q5_0, narrow: Narrow<16, false, 4>, raised: Raised,
     scales: |chunk, subs, lane, out| f16_scales::<S, Self>(chunk, subs, lane, out),
-    codes: |chunk, subs, sub, lane| five_bits::<S>(body_of::<Self>(chunk, subs, sub), lane)
+    code: |chunk, subs, (sub, g), lane| five_bits::<S>(body_of::<Self>(chunk, subs, sub), g, lane)
 }
 
 packed! {
     /// f16 scale and min; 5-bit codes.
     Q5_1 Q5_1, narrow: NarrowMin<4>, raised: RaisedMin,
     scales: |chunk, subs, lane, out| f16_scales::<S, Self>(chunk, subs, lane, out),
-    codes: |chunk, subs, sub, lane| five_bits::<S>(body_of::<Self>(chunk, subs, sub), lane)
+    code: |chunk, subs, (sub, g), lane| five_bits::<S>(body_of::<Self>(chunk, subs, sub), g, lane)
 }
 
 packed! {
     /// f16 scale; signed bytes.
     Q8_0 Q8_0, narrow: Narrow<0, true, 1>, raised: Raised,
     scales: |chunk, subs, lane, out| f16_scales::<S, Self>(chunk, subs, lane, out),
-    codes: |chunk, subs, sub, lane| {
-        let body = body_of::<Self>(chunk, subs, sub);
-        let mut codes = [S::splat8(0); GROUPS];
-        for (g, code) in codes.iter_mut().enumerate() {
-            *code = flip_signs::<S>(vector::<S>(body, g, lane));
-        }
-        codes
+    code: |chunk, subs, (sub, g), lane| {
+        flip_signs::<S>(vector::<S>(body_of::<Self>(chunk, subs, sub), g, lane))
     }
 }
 
@@ -247,7 +201,9 @@ packed! {
     /// f16 scale; 4-bit codes of a table.
     Iq4Nl IQ4_NL, narrow: Narrow<0, true, 1>, raised: Raised,
     scales: |chunk, subs, lane, out| f16_scales::<S, Self>(chunk, subs, lane, out),
-    codes: |chunk, subs, sub, lane| table_nibbles::<S>(&IQ4_VALUES, body_of::<Self>(chunk, subs, sub), lane)
+    code: |chunk, subs, (sub, g), lane| {
+        table_nibble::<S>(&IQ4_VALUES, body_of::<Self>(chunk, subs, sub), g, lane)
+    }
 }
 
 packed! {
@@ -262,7 +218,9 @@ packed! {
             out.set_scale::<S>(sub, lane, S::float_bits(half_scale));
         }
     },
-    codes: |chunk, subs, sub, lane| table_nibbles::<S>(&MXFP4_VALUES, body_of::<Self>(chunk, subs, sub), lane)
+    code: |chunk, subs, (sub, g), lane| {
+        table_nibble::<S>(&MXFP4_VALUES, body_of::<Self>(chunk, subs, sub), g, lane)
+    }
 }
 
 packed! {
@@ -277,8 +235,8 @@ packed! {
             out.set_min::<S>(i, lane, S::mul(dmin, S::to_float(lane_bits::<S>(both, 4, 15))));
         }
     },
-    codes: |chunk, _subs, sub, lane| {
-        shifted::<S>(chunk.add(PANEL_ROWS * (20 + 32 * (sub / 4))), lane, 2 * (sub % 4), 3)
+    code: |chunk, _subs, (sub, g), lane| {
+        shifted::<S>(chunk.add(PANEL_ROWS * (20 + 32 * (sub / 4))), g, lane, 2 * (sub % 4), 3)
     }
 }
 
@@ -293,11 +251,10 @@ packed! {
             out.set_scale::<S>(i, lane, six_bit_scale::<S>(d, low, high));
         }
     },
-    codes: |chunk, _subs, sub, lane| {
+    code: |chunk, _subs, (sub, g), lane| {
         let high = chunk.add(PANEL_ROWS * 14);
-        let mut codes = shifted::<S>(high.add(PANEL_ROWS * (32 + 32 * (sub / 4))), lane, 2 * (sub % 4), 3);
-        add_bits::<S>(&mut codes, high, lane, sub, 2, 4);
-        codes
+        let low = shifted::<S>(high.add(PANEL_ROWS * (32 + 32 * (sub / 4))), g, lane, 2 * (sub % 4), 3);
+        or_bits::<S>(low, vector::<S>(high, g, lane), sub, 2, 4)
     }
 }
 
@@ -308,12 +265,12 @@ packed! {
     scales: |chunk, _subs, lane, out| {
         k4_scales::<S>(chunk, lane, out, if S::ANY_BYTES { 1.0 / 16.0 } else { 1.0 })
     },
-    codes: |chunk, _subs, sub, lane| {
+    code: |chunk, _subs, (sub, g), lane| {
         let field = chunk.add(PANEL_ROWS * (16 + 32 * (sub / 2)));
         if S::ANY_BYTES {
-            shifted::<S>(field, lane, 0, if sub.is_multiple_of(2) { 15 } else { -16 })
+            S::and(vector::<S>(field, g, lane), S::splat8(if sub.is_multiple_of(2) { 15 } else { -16 }))
         } else {
-            shifted::<S>(field, lane, 4 * (sub % 2), 15)
+            shifted::<S>(field, g, lane, 4 * (sub % 2), 15)
         }
     }
 }
@@ -322,11 +279,10 @@ packed! {
     /// As Q4_K with fifth bits. Body: 32 bytes of them, 128 bytes.
     Q5K Q5_K, narrow: NarrowMin<4>, raised: RaisedMin,
     scales: |chunk, _subs, lane, out| k4_scales::<S>(chunk, lane, out, 1.0),
-    codes: |chunk, _subs, sub, lane| {
+    code: |chunk, _subs, (sub, g), lane| {
         let high = chunk.add(PANEL_ROWS * 16);
-        let mut codes = shifted::<S>(high.add(PANEL_ROWS * (32 + 32 * (sub / 2))), lane, 4 * (sub % 2), 15);
-        add_bits::<S>(&mut codes, high, lane, sub, 4, 16);
-        codes
+        let low = shifted::<S>(high.add(PANEL_ROWS * (32 + 32 * (sub / 2))), g, lane, 4 * (sub % 2), 15);
+        or_bits::<S>(low, vector::<S>(high, g, lane), sub, 4, 16)
     }
 }
 
@@ -340,13 +296,12 @@ packed! {
             out.set_scale::<S>(i, lane, S::mul(d, S::to_float(scale)));
         }
     },
-    codes: |chunk, _subs, sub, lane| {
+    code: |chunk, _subs, (sub, g), lane| {
         let (half, quarter) = (sub / 4, sub % 4);
         let low = chunk.add(PANEL_ROWS * (18 + 64 * half + 32 * (quarter % 2)));
         let high = chunk.add(PANEL_ROWS * (18 + 128 + 32 * half));
-        let mut codes = shifted::<S>(low, lane, 4 * (quarter / 2), 15);
-        add_bits::<S>(&mut codes, high, lane, 2 * quarter, 4, 48);
-        codes
+        let low = shifted::<S>(low, g, lane, 4 * (quarter / 2), 15);
+        or_bits::<S>(low, vector::<S>(high, g, lane), 2 * quarter, 4, 48)
     }
 }
 
@@ -361,11 +316,14 @@ packed! {
             out.set_scale::<S>(sub, lane, six_bit_scale::<S>(d, low, high));
         }
     },
-    codes: |chunk, _subs, sub, lane| table_nibbles::<S>(&IQ4_VALUES, chunk.add(PANEL_ROWS * (8 + 16 * sub)), lane)
+    code: |chunk, _subs, (sub, g), lane| {
+        table_nibble::<S>(&IQ4_VALUES, chunk.add(PANEL_ROWS * (8 + 16 * sub)), g, lane)
+    }
 }
 
 #[cfg(test)]
 mod tests {
+    use super::super::packed::GROUPS;
     use super::*;
 
     fn check<W: Packed>(largest_code: usize) {

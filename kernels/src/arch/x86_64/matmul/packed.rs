@@ -122,17 +122,21 @@ pub(crate) trait Packed {
     const TYPE: WeightType;
     /// Bytes of a sub-block of 16 rows, its share of the scales included.
     const SUB_BYTES: usize = PANEL_ROWS * Self::TYPE.block().1 * SUB_COLS / Self::TYPE.block().0;
-    /// The form of `codes`.
+    /// Most tokens for which panels are read one after the other. Two at once share the activations' loads, but memory
+    /// delivers two streams more slowly; what counts is how much there is to compute for each byte.
+    const ALONE_TOKENS: usize = if Self::SUB_BYTES > 25 * PANEL_ROWS { 4 } else { 3 };
+    /// The form of `code`.
     type Narrow: Codes;
     /// The form of [`raised`] codes, for vectors that multiply any bytes.
     type Raised: Codes;
     /// Writes the scales and mins of all sub-blocks for a vector of rows.
     unsafe fn scales<S: Simd>(chunk: *const u8, subs: usize, lane: usize, out: &mut Scales);
-    /// The codes of sub-block `sub < subs`: vector g has columns 4g..4g+4 of the rows.
-    unsafe fn codes<S: Simd>(chunk: *const u8, subs: usize, sub: usize, lane: usize) -> [S::Int; GROUPS];
+    /// Vector g of the codes of sub-block `sub < subs`, `at` = (sub, g): columns 4g..4g+4 of the rows.
+    unsafe fn code<S: Simd>(chunk: *const u8, subs: usize, at: (usize, usize), lane: usize) -> S::Int;
 }
 
-/// Codes in the form [`Packed::Raised`] if the vectors multiply any bytes. Pays where they are used more than once.
+/// [`Packed::code`] in the form [`Packed::Raised`] if the vectors multiply any bytes. Pays where codes are used more
+/// than once.
 ///
 /// # Safety
 /// As [`Packed`].
@@ -140,17 +144,13 @@ pub(crate) trait Packed {
 pub(crate) unsafe fn raised<S: Simd, W: Packed>(
     chunk: *const u8,
     subs: usize,
-    sub: usize,
+    at: (usize, usize),
     lane: usize,
-) -> [S::Int; GROUPS] {
+) -> S::Int {
     // SAFETY: the caller's contract.
     unsafe {
-        let mut codes = W::codes::<S>(chunk, subs, sub, lane);
-        if S::ANY_BYTES && W::Narrow::OFFSET > 0 {
-            for code in &mut codes {
-                *code = S::add8(*code, S::splat8((128 - W::Narrow::OFFSET) as i8));
-            }
-        }
-        codes
+        let code = W::code::<S>(chunk, subs, at, lane);
+        let is_raised = S::ANY_BYTES && W::Narrow::OFFSET > 0;
+        if is_raised { S::add8(code, S::splat8((128 - W::Narrow::OFFSET) as i8)) } else { code }
     }
 }

@@ -25,6 +25,22 @@ impl Span {
     }
 }
 
+/// The codes of a sub-block for the vectors of a tile.
+pub(crate) trait PartCodes<S: Simd> {
+    /// Vector `g` of the codes of vector `part` of rows.
+    ///
+    /// # Safety
+    /// The machine has `S`, and there are such vectors.
+    unsafe fn vector(&self, part: usize, g: usize) -> S::Int;
+}
+
+impl<S: Simd, const P: usize> PartCodes<S> for [[S::Int; GROUPS]; P] {
+    #[inline(always)]
+    unsafe fn vector(&self, part: usize, g: usize) -> S::Int {
+        self[part][g]
+    }
+}
+
 /// Vectors of one instruction set; a lane is 32 bits and belongs to one row.
 ///
 /// # Safety
@@ -51,8 +67,6 @@ pub(crate) trait Simd: Copy {
     unsafe fn and(a: Self::Int, b: Self::Int) -> Self::Int;
     unsafe fn or(a: Self::Int, b: Self::Int) -> Self::Int;
     unsafe fn xor(a: Self::Int, b: Self::Int) -> Self::Int;
-    /// `a | (b & mask)`.
-    unsafe fn or_masked(a: Self::Int, b: Self::Int, mask: Self::Int) -> Self::Int;
     unsafe fn sub32(a: Self::Int, b: Self::Int) -> Self::Int;
     /// Lanes shifted right, zeros from the left.
     unsafe fn shr(v: Self::Int, count: usize) -> Self::Int;
@@ -60,8 +74,9 @@ pub(crate) trait Simd: Copy {
     unsafe fn shr_signed(v: Self::Int, count: usize) -> Self::Int;
     /// Lanes shifted left.
     unsafe fn shl(v: Self::Int, count: usize) -> Self::Int;
-    /// Lanes moved so that bit `from` comes to bit `to`; what falls in from either end is undefined.
-    unsafe fn move_bits(v: Self::Int, from: usize, to: usize) -> Self::Int;
+    /// The field of each byte that begins at bit `from`, moved to bit `to`, where `mask` says which bits it has. Which
+    /// field it is may be known only at run time.
+    unsafe fn field(v: Self::Int, from: usize, to: usize, mask: u8) -> Self::Int;
     /// Each byte replaced by the table's value; bytes are 0..16.
     unsafe fn look_up(table: Self::Int, bytes: Self::Int) -> Self::Int;
     /// Lanes of `a` where `v < bound`, else of `b`.
@@ -97,13 +112,18 @@ pub(crate) trait Simd: Copy {
     unsafe fn fma(a: Self::Float, b: Self::Float, c: Self::Float) -> Self::Float;
     unsafe fn prefetch(at: *const u8);
 
-    /// Exact dot products of a span of a sub-block's values, `P` vectors of rows, with `T` tokens' activations (see
-    /// `cpu/matmul/act.rs`).
+    /// Exact dot products of a sub-block's values, `P` vectors of rows, with `T` tokens' activations (see
+    /// `cpu/matmul/act.rs`). Each vector of codes is asked for once, where it is needed.
     unsafe fn dots<C: Codes, const T: usize, const P: usize>(
-        span: Span,
-        quants: &[[Self::Int; GROUPS]; P],
+        codes: &impl PartCodes<Self>,
         acts: &[*const u8; T],
     ) -> [[Self::Int; T]; P];
+
+    /// The same, apart for columns 0..16 and 16..32.
+    unsafe fn half_dots<C: Codes, const T: usize, const P: usize>(
+        codes: &impl PartCodes<Self>,
+        acts: &[*const u8; T],
+    ) -> [[[Self::Int; T]; P]; 2];
 }
 
 /// What a dot product with codes of form `C` starts from: minus their offset times the sum of the span's activations.

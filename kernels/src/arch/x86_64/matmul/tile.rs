@@ -1,12 +1,13 @@
 //! Block types: the inner loop over a tile of tokens, and the two ways to walk a matrix. Next: `plain.rs`.
 
+use std::marker::PhantomData;
 use std::mem::MaybeUninit;
 use std::ops::Range;
 
 use super::engine::Engine;
 use super::packed::{Codes, GROUPS, Packed, Scales, raised};
 use super::part::{Acts, BLOCK_TOKENS, PANELS_MAX, Rows, Sums, Tile, panels_of, place};
-use super::simd::{Simd, Span};
+use super::simd::{PartCodes, Simd};
 use crate::cpu::matmul::{ACT_BLOCK_BYTES, ChunkBuffer, Product, Source};
 use crate::quant::{CHUNK_COLS, SUB_COLS};
 
@@ -50,7 +51,7 @@ pub(crate) unsafe fn prefetch<S: Simd>(at: *const u8, lines: usize) {
 #[inline(always)]
 unsafe fn add_sub_block<S: Simd, C: Codes, const T: usize, const P: usize>(
     acc: &mut [[S::Float; T]; P],
-    quants: &[[S::Int; GROUPS]; P],
+    codes: &impl PartCodes<S>,
     scales: &[Scales; PANELS_MAX],
     sub: usize,
     acts: &Acts<T>,
@@ -58,9 +59,9 @@ unsafe fn add_sub_block<S: Simd, C: Codes, const T: usize, const P: usize>(
     // SAFETY: the caller's contract.
     unsafe {
         if C::HALVES {
-            return add_halves::<S, C, T, P>(acc, quants, scales, sub, acts);
+            return add_halves::<S, C, T, P>(acc, codes, scales, sub, acts);
         }
-        let dots = S::dots::<C, T, P>(Span::Whole, quants, &acts.0);
+        let dots = S::dots::<C, T, P>(codes, &acts.0);
         let scale = scale_vectors::<S, P>(scales, sub);
         for (t, act) in acts.0.into_iter().enumerate() {
             let act_scale = S::broadcast_f32(act.add(32));
@@ -108,15 +109,14 @@ unsafe fn scale_vectors<S: Simd, const P: usize>(scales: &[Scales; PANELS_MAX], 
 #[inline(always)]
 unsafe fn add_halves<S: Simd, C: Codes, const T: usize, const P: usize>(
     acc: &mut [[S::Float; T]; P],
-    quants: &[[S::Int; GROUPS]; P],
+    codes: &impl PartCodes<S>,
     scales: &[Scales; PANELS_MAX],
     sub: usize,
     acts: &Acts<T>,
 ) {
     // SAFETY: the caller's contract.
     unsafe {
-        let low = S::dots::<C, T, P>(Span::Low, quants, &acts.0);
-        let high = S::dots::<C, T, P>(Span::High, quants, &acts.0);
+        let [low, high] = S::half_dots::<C, T, P>(codes, &acts.0);
         let scale_low = scale_vectors::<S, P>(scales, 2 * sub);
         let scale_high = scale_vectors::<S, P>(scales, 2 * sub + 1);
         for (t, act) in acts.0.into_iter().enumerate() {
@@ -163,10 +163,14 @@ pub(crate) unsafe fn run<E: Engine, W: Packed>(product: &Product, panels: Range<
         if product.n_tokens > E::DIRECT_TOKENS {
             return blocked::<E, W>(product, panels);
         }
-        for rows in Rows::of(product, panels, 1) {
+        let is_alone = product.n_tokens <= W::ALONE_TOKENS.min(E::ALONE_TOKENS);
+        for rows in Rows::of(product, panels, if is_alone { 1 } else { E::DIRECT_PANELS }) {
             let mut token = 0;
             while token < product.n_tokens {
-                token += E::direct::<W>(product, rows, token);
+                token += match is_alone {
+                    true => E::alone::<W>(product, rows, token),
+                    false => E::direct::<W>(product, rows, token),
+                };
             }
         }
     }
@@ -190,6 +194,7 @@ pub(crate) unsafe fn direct<S: Simd, W: Packed, const T: usize, const P: usize>(
         let tile = Tile::new(product, rows, token);
         let mut acc = [[S::zero(); T]; P];
         let mut acts = Acts::new(&tile, 0);
+        let ahead = Ahead::new::<W, S, P>(&source, rows);
         for chunk in 0..source.chunks() {
             let subs = source.chunk_cols(chunk) / SUB_COLS;
             let panels = chunk_pointers(&source, rows, panels_of::<S>(P), chunk, &mut buffers);
@@ -197,22 +202,89 @@ pub(crate) unsafe fn direct<S: Simd, W: Packed, const T: usize, const P: usize>(
                 let (panel, lane) = place::<S>(part);
                 W::scales::<S>(panels[panel], subs, lane, &mut scales[panel]);
             }
+            let step = DirectStep { panels, ahead, subs, scales: &scales };
             for sub in 0..subs {
-                for panel in &panels[..panels_of::<S>(P)] {
-                    prefetch::<S>(panel.wrapping_add(sub * W::SUB_BYTES), W::SUB_BYTES.div_ceil(64));
-                }
-                let mut codes = [[S::splat8(0); GROUPS]; P];
-                for (part, codes) in codes.iter_mut().enumerate() {
-                    let (panel, lane) = place::<S>(part);
-                    *codes = W::codes::<S>(panels[panel], subs, sub, lane);
-                }
-                add_sub_block::<S, W::Narrow, T, P>(&mut acc, &codes, &scales, sub, &acts);
-                acts.advance(ACT_BLOCK_BYTES);
+                step.run::<S, W, T, P>(&mut acc, &mut acts, sub);
             }
         }
         tile.store::<S, T, P>(&acc);
     }
     T
+}
+
+/// Where prefetching goes on at the end of a tile's panels.
+#[derive(Clone, Copy)]
+struct Ahead {
+    /// [`PREFETCH_BYTES`] before the end of each panel.
+    last: [*const u8; PANELS_MAX],
+    /// Bytes of the tile's other panels, which lie between a panel and the one after the tile.
+    skip_bytes: usize,
+}
+
+impl Ahead {
+    #[inline(always)]
+    fn new<W: Packed, S: Simd, const P: usize>(source: &Source, rows: Rows) -> Ahead {
+        let others = panels_of::<S>(P) - 1;
+        let last = std::array::from_fn(|i| source.panel_end(rows.panel(i)).wrapping_sub(PREFETCH_BYTES));
+        Ahead { last, skip_bytes: others * source.panel_bytes() }
+    }
+
+    /// Prefetches for a sub-block of panel `i` of the tile at `at`.
+    #[inline(always)]
+    unsafe fn prefetch<S: Simd>(&self, i: usize, at: *const u8, lines: usize) {
+        let skip = if self.skip_bytes > 0 && at >= self.last[i] { self.skip_bytes } else { 0 };
+        // SAFETY: the caller has `S`.
+        unsafe { prefetch::<S>(at.wrapping_add(skip), lines) };
+    }
+}
+
+/// A chunk of the panels of a tile, to be unpacked in registers.
+struct DirectStep<'a> {
+    panels: [*const u8; PANELS_MAX],
+    ahead: Ahead,
+    subs: usize,
+    scales: &'a [Scales; PANELS_MAX],
+}
+
+/// Codes of a sub-block that are unpacked where they are needed.
+struct InRegisters<W> {
+    panels: [*const u8; PANELS_MAX],
+    subs: usize,
+    sub: usize,
+    ty: PhantomData<W>,
+}
+
+impl<S: Simd, W: Packed> PartCodes<S> for InRegisters<W> {
+    #[inline(always)]
+    unsafe fn vector(&self, part: usize, g: usize) -> S::Int {
+        let (panel, lane) = place::<S>(part);
+        // SAFETY: the trait's contract; the panels' chunks have this sub-block.
+        unsafe { W::code::<S>(self.panels[panel], self.subs, (self.sub, g), lane) }
+    }
+}
+
+impl DirectStep<'_> {
+    /// Adds sub-block `sub`.
+    ///
+    /// # Safety
+    /// The machine has `S`, the chunk has that sub-block, and `acts` are its activations.
+    #[inline(always)]
+    unsafe fn run<S: Simd, W: Packed, const T: usize, const P: usize>(
+        &self,
+        acc: &mut [[S::Float; T]; P],
+        acts: &mut Acts<T>,
+        sub: usize,
+    ) {
+        // SAFETY: the caller's contract.
+        unsafe {
+            for (i, panel) in self.panels[..panels_of::<S>(P)].iter().enumerate() {
+                self.ahead.prefetch::<S>(i, panel.wrapping_add(sub * W::SUB_BYTES), W::SUB_BYTES.div_ceil(64));
+            }
+            let codes = InRegisters::<W> { panels: self.panels, subs: self.subs, sub, ty: PhantomData };
+            add_sub_block::<S, W::Narrow, T, P>(acc, &codes, self.scales, sub, acts);
+            acts.advance(ACT_BLOCK_BYTES);
+        }
+    }
 }
 
 /// Where a chunk of each panel of a tile lies, packed into the buffers first if need be.
@@ -281,7 +353,9 @@ impl<S: Simd, const P: usize> Unpacked<S, P> {
                     let mut codes = [[S::splat8(0); GROUPS]; P];
                     for (part, codes) in codes.iter_mut().enumerate() {
                         let (panel, lane) = place::<S>(part);
-                        *codes = raised::<S, W>(panels[panel], subs, sub, lane);
+                        for (g, code) in codes.iter_mut().enumerate() {
+                            *code = raised::<S, W>(panels[panel], subs, (sub, g), lane);
+                        }
                     }
                     self.quants.as_mut_ptr().cast::<[[S::Int; GROUPS]; P]>().add(self.subs).write(codes);
                     self.subs += 1;
