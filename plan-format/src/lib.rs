@@ -17,6 +17,7 @@ pub mod ids;
 pub mod operands;
 pub mod oracle;
 pub mod program;
+pub mod routing;
 pub mod schedule;
 pub mod sections;
 pub mod sizes;

@@ -18,6 +18,8 @@ use device::sim::{Faults, LoadScript, SimConfig, SimGpu, SimProfile};
 use gguf::Model;
 use kernels::cpu::Isa;
 use plan_format::artifact::{self, Region};
+use plan_format::program::OpKind;
+use plan_format::routing::RoutingCounts;
 use plan_format::schedule::Home;
 use std::ops::Range;
 use std::path::Path;
@@ -93,6 +95,16 @@ impl Engine {
     /// From now on the GPU's work is timed for [`Engine::trace`], too; that costs a little.
     pub fn time_gpu(&mut self) {
         self.executor.time_gpu(Timing::On);
+    }
+
+    /// Whether the model chooses experts.
+    pub fn has_experts(&self) -> bool {
+        self.plan.program.ops.iter().any(|op| matches!(op.kind, OpKind::Router { .. }))
+    }
+
+    /// How often experts were chosen so far, in the layers whose choice the CPU sees.
+    pub fn routing(&self) -> RoutingCounts {
+        self.executor.routing(&self.plan.program)
     }
 
     /// The last round as a Chrome trace.

@@ -63,14 +63,46 @@ fn prompt(name: &str) -> Vec<u32> {
     ids.iter().map(|id| id.as_u64().expect("an id") as u32).collect()
 }
 
+/// Router logits nearer to each other than this may choose another expert with 8-bit activations.
+const NEAR_TIE: f64 = 0.1;
+
+/// Positions whose logits say that another expert was chosen: a router nearly tied there, and the cosine to the
+/// reference lies between 0.75 and 0.99. The rule of `check_reference.py`, which leaves them out.
+fn flips(name: &str, reference: &Array<f32>, got: &[f32]) -> Vec<bool> {
+    let margins = reference_json(name)["router_margin_min_per_position"].as_array().cloned().unwrap_or_default();
+    let cols = reference.shape[1];
+    let dot = |a: &[f32], b: &[f32]| a.iter().zip(b).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum::<f64>();
+    let is_flip = |(position, (a, b)): (usize, (&[f32], &[f32]))| {
+        let cosine = dot(a, b) / (dot(a, a) * dot(b, b)).sqrt();
+        let margin = margins.get(position).and_then(serde_json::Value::as_f64).unwrap_or(f64::INFINITY);
+        margin < NEAR_TIE && cosine > 0.75 && cosine < 0.99
+    };
+    reference.data.chunks(cols).zip(got.chunks(cols)).enumerate().map(is_flip).collect()
+}
+
+/// The reference and what was got, without these positions.
+fn without(flips: &[bool], reference: &Array<f32>, got: &[f32]) -> (Array<f32>, Vec<f32>) {
+    let cols = reference.shape[1];
+    let kept = |all: &[f32]| -> Vec<f32> {
+        let rows = all.chunks(cols).zip(flips).filter(|(_, flip)| !**flip);
+        rows.flat_map(|(row, _)| row.to_vec()).collect()
+    };
+    (Array { shape: reference.shape.clone(), data: kept(&reference.data) }, kept(got))
+}
+
 /// High-precision reference: float64, which differs from llama.cpp's F32 run only for gemma3.
 #[track_caller]
 fn check_short(name: &str, precision: Precision, limit: impl Fn(f64) -> f64) {
     let (ids, reference64) = (prompt(name), reference(name, "logits_f64"));
-    let quantised = relative_error(&reference64, &reference(name, "logits_quant").data);
+    let error_of = |got: &[f32]| {
+        let flips = if precision == Precision::Exact { vec![false; ids.len()] } else { flips(name, &reference64, got) };
+        let (reference, got) = without(&flips, &reference64, got);
+        relative_error(&reference, &got)
+    };
+    let quantised = error_of(&reference(name, "logits_quant").data);
     let mut executor = executor(name, precision, 2);
     let whole = logits(&mut executor, &ids, 256);
-    let error = relative_error(&reference64, &whole);
+    let error = error_of(&whole);
     assert!(error <= limit(quantised), "{name}: relative error {error:.5}, llama.cpp's own {quantised:.5}");
     for ubatch in [1, 7] {
         assert!(logits(&mut executor, &ids, ubatch) == whole, "{name}: ubatch {ubatch} changes bits");
@@ -79,7 +111,7 @@ fn check_short(name: &str, precision: Precision, limit: impl Fn(f64) -> f64) {
 
 #[test]
 fn eight_bit_activations_are_as_near_as_the_references_own() {
-    for name in DENSE {
+    for name in REFERENCE_MODELS {
         check_short(name, Precision::Fast, |quantised| (1.5 * quantised).max(0.002));
     }
 }
@@ -124,6 +156,3 @@ fn tokens_one_by_one_after_a_long_prompt_have_the_bits_of_a_batch() {
         }
     }
 }
-
-/// Models in which no expert choice can turn on a rounding difference.
-const DENSE: [&str; 6] = ["llama", "llama-spm", "qwen2", "qwen3", "gemma3", "glm4"];

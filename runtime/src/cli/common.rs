@@ -78,6 +78,39 @@ impl TraceArgs {
     }
 }
 
+/// Counts of the experts that the run has chosen.
+#[derive(Debug, Args)]
+pub struct RoutingArgs {
+    /// Write how often each expert was chosen, layer by layer, for `ats-plan compile --routing FILE`. Layers whose
+    /// choice and experts are both on the GPU are not seen: a plan with --vram 0 sees all.
+    #[arg(long, value_name = "FILE")]
+    routing: Option<PathBuf>,
+}
+
+impl RoutingArgs {
+    /// Before the run, which reads `inputs`: what the counts may not be written over is said now, and so is a model
+    /// without experts.
+    pub fn begin(&self, engine: &Engine, inputs: &[&Path]) -> Result<(), Failure> {
+        let Some(file) = &self.routing else { return Ok(()) };
+        refuse_places(&[file], inputs)?;
+        match engine.has_experts() {
+            true => Ok(()),
+            false => Err(Failure::usage("--routing: the model has no experts to choose from")),
+        }
+    }
+
+    /// After it.
+    pub fn end(&self, engine: &Engine) -> Result<(), Failure> {
+        let Some(file) = &self.routing else { return Ok(()) };
+        let counts = engine.routing();
+        if counts.layers.is_empty() {
+            let text = "--routing: all choices were made and used on the GPU, none was seen";
+            return Err(Failure::failed(anyhow::anyhow!(text)).hint("run a plan for the CPU alone: compile --vram 0"));
+        }
+        write_whole(file, counts.to_json().as_bytes())
+    }
+}
+
 /// The exact kernels, as a flag.
 pub fn exactness(exact: bool) -> Exactness {
     if exact { Exactness::Exact } else { Exactness::Planned }

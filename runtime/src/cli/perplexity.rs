@@ -3,7 +3,7 @@
 //! only the second half is scored (token i + 1 from position i); perplexity is exp of the mean negative log-likelihood.
 
 use super::Failure;
-use super::common::{ModelArgs, exactness, read_text};
+use super::common::{ModelArgs, RoutingArgs, exactness, read_text};
 use crate::Error;
 use crate::engine::{Engine, Sequence, Wanted};
 use clap::Args;
@@ -28,6 +28,8 @@ pub struct PerplexityArgs {
     /// Oracle kernels, F32 activations, F32 caches.
     #[arg(long)]
     exact: bool,
+    #[command(flatten)]
+    routing: RoutingArgs,
 }
 
 /// Measures and prints the running value after each chunk.
@@ -35,6 +37,7 @@ pub fn run(args: &PerplexityArgs) -> Result<(), Failure> {
     let text = read_text(&args.file)?;
     let chunk = args.chunk as usize;
     let mut engine = args.model.open(Some(chunk), exactness(args.exact))?;
+    args.routing.begin(&engine, &[&args.file])?;
     let tokenizer = engine.tokenizer();
     let ids: Vec<u32> = tokenizer.encode(&text, AddSpecial::Yes, ParseSpecial::No).iter().map(|id| id.0).collect();
     let bos = tokenizer.bos().filter(|_| tokenizer.adds_bos()).map(|id| id.0);
@@ -54,7 +57,7 @@ pub fn run(args: &PerplexityArgs) -> Result<(), Failure> {
         writeln!(out, "chunk {:>4} of {}  perplexity {:.4}", index + 1, chunks.len(), total.perplexity())?;
     }
     writeln!(out, "perplexity {:.4} over {} tokens", total.perplexity(), total.tokens)?;
-    Ok(())
+    args.routing.end(&engine)
 }
 
 /// Sum of negative log-likelihoods.

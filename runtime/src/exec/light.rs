@@ -7,7 +7,7 @@ use super::scratch::WorkerScratch;
 use super::shared::Place;
 use super::step::{ActForm, Light, RouterRule};
 use crate::Error;
-use kernels::cpu::matmul::{Layout, prepare_act};
+use kernels::cpu::matmul::{Layout, prepare_act, prepare_act_pair};
 use kernels::cpu::ops::elementwise;
 use kernels::cpu::ops::embed::{EmbedLayout, EmbedTable, embed};
 use kernels::cpu::ops::kv::{slot, store_kv};
@@ -78,8 +78,15 @@ impl Rows<'_> {
             }
             Light::StoreKv { k, v, cache } => self.store_kv(*k, *v, *cache),
             Light::Softcap { x, cap, out } => elementwise::softcap(isa, self.read(*x), *cap, self.write(*out)),
-            Light::Router { logits, bias, router, ids, weights } => {
-                self.router(*logits, *bias, *router, *ids, *weights)
+            Light::Router { logits, bias, router, ids, weights, hits } => {
+                self.router(*logits, *bias, *router, *ids, *weights);
+                // With one token every worker chooses for itself.
+                if self.worker == 0 || self.context.solo.is_none() {
+                    let mut counters = std::mem::take(&mut self.scratch.hits);
+                    let ids = self.read::<i32>(*ids);
+                    hits.add(&mut counters, (0..ids.rows()).flat_map(|row| ids.row(row)));
+                    self.scratch.hits = counters;
+                }
             }
             Light::ExpertScale { x, weights, out } => {
                 experts::expert_scale(isa, self.read(*x), self.read(*weights), self.write(*out));
@@ -161,7 +168,10 @@ impl Rows<'_> {
                 let at = (head * self.total + row) * bytes;
                 // SAFETY: every row has activations of its own; readers come after a barrier.
                 let out = unsafe { self.context.acts_region(self.worker, form).slice_mut(at, bytes) };
-                prepare_act(self.context.isa, act_type(form), values, out)?;
+                match form {
+                    ActForm::Pairs => prepare_act_pair(self.context.isa, act_type(form), values, out)?,
+                    _ => prepare_act(self.context.isa, act_type(form), values, out)?,
+                }
             }
         }
         Ok(())
@@ -171,7 +181,7 @@ impl Rows<'_> {
 /// A weight type that wants this form.
 pub fn act_type(form: ActForm) -> WeightType {
     match form {
-        ActForm::Blocks => WeightType::Q8_0,
+        ActForm::Blocks | ActForm::Pairs => WeightType::Q8_0,
         ActForm::Plain => WeightType::F32,
     }
 }

@@ -6,6 +6,8 @@
 //! with another geometry. Not here: running (`run.rs`), where values lie (`plan_format::arena`). Next: `run.rs`.
 
 use super::barriers::place_barriers;
+use super::hits::HitsMap;
+use super::pairs::fine_values;
 use super::shared::{Home, Place, Shared};
 use super::solo::{Own, Solo, own_values, solo_arena, solo_steps};
 use super::states::{KvType, StateLimits};
@@ -18,7 +20,6 @@ use kernels::cpu::ops::delta::HeadMap;
 use kernels::cpu::ops::elementwise::{ColGroups, Glu, Temperature};
 use kernels::cpu::ops::rope::{RopePairing, RopeParams, RopeScaling, RopeTable};
 use kernels::cpu::ops::router::{RouterScore, RouterWeights};
-use kernels::quant::WeightType;
 use plan_format::arena::Arena;
 use plan_format::program::{self, OpKind, Program, Rows, View};
 use plan_format::{OpId, WeightId};
@@ -51,8 +52,8 @@ pub struct Prepared {
 pub struct Memory {
     /// Values of the program.
     pub values: Shared,
-    /// Activations in block form, then in plain form.
-    pub acts: [Shared; 2],
+    /// Activations by form.
+    pub acts: [Shared; ACT_FORMS],
     /// Angles per rotary table.
     pub trig: Vec<(Shared, Place)>,
     /// Partial results of attention.
@@ -62,6 +63,9 @@ pub struct Memory {
     /// Expert results in that order.
     pub grouped: Shared,
 }
+
+/// Forms of activations.
+pub const ACT_FORMS: usize = 3;
 
 /// Tokens of a span up to which attention is divided by segments of the cache.
 pub const FEW_TOKENS: usize = 8;
@@ -98,12 +102,14 @@ pub fn prepare_solo(
 /// Bytes of the regions that hold no values, and the most experts of a layer.
 #[derive(Clone, Debug, Default)]
 pub struct Sizes {
-    pub acts: [usize; 2],
+    pub acts: [usize; ACT_FORMS],
     pub trig: Vec<usize>,
     pub partials: usize,
     pub groups: usize,
     pub grouped: usize,
     pub experts: usize,
+    /// Counters of chosen experts.
+    pub hits: HitsMap,
 }
 
 impl Memory {
@@ -140,6 +146,8 @@ struct Builder<'a> {
     limits: Limits,
     /// Which values each worker computes for itself.
     own: &'a [bool],
+    /// Values that are computed in [`ActForm::Pairs`].
+    fine: Vec<bool>,
     steps: Vec<Step>,
     shapes: Vec<AttentionShape>,
     sizes: Sizes,
@@ -154,7 +162,8 @@ impl<'a> Builder<'a> {
         own: &'a [bool],
     ) -> Result<Self, Error> {
         let (steps, shapes, sizes) = (Vec::new(), Vec::new(), Sizes::default());
-        let mut builder = Builder { program, arena, weights, limits, own, steps, shapes, sizes };
+        let fine = fine_values(program);
+        let mut builder = Builder { program, arena, weights, limits, own, fine, steps, shapes, sizes };
         for table in 0..program.ropes.len() {
             builder.light(OpId(0), Rows::Tokens, Light::Trig { table });
         }
@@ -221,8 +230,9 @@ impl<'a> Builder<'a> {
                 Ok(())
             }
             other => {
-                if let OpKind::Router { router, .. } = other {
+                if let OpKind::Router { router, ids, .. } = other {
                     self.sizes.experts = self.sizes.experts.max(router.experts as usize);
+                    self.sizes.hits.count(op, *ids, router.experts);
                 }
                 let (rows, light) = self.light_operator(other)?;
                 self.light(op, rows, light);
@@ -265,7 +275,8 @@ impl<'a> Builder<'a> {
             OpKind::Softcap { x, cap, out } => Light::Softcap { x: at(x), cap: *cap, out: at(out) },
             OpKind::Router { logits, select_bias, router, ids, weights } => {
                 let (logits, ids, weights) = (at(logits), at(ids), at(weights));
-                Light::Router { logits, bias: *select_bias, router: router_rule(router), ids, weights }
+                let (router, hits) = (router_rule(router), self.sizes.hits.last());
+                Light::Router { logits, bias: *select_bias, router, ids, weights, hits }
             }
             OpKind::ExpertScale { x, weights, out } => {
                 Light::ExpertScale { x: at(x), weights: at(weights), out: at(out) }
@@ -291,6 +302,16 @@ impl<'a> Builder<'a> {
         }
     }
 
+    /// A part of a dense product: finer where its result is a key or value.
+    fn dense_part(&self, part: &program::MatMulPart) -> Part {
+        match self.part(part) {
+            coarse if coarse.form == ActForm::Blocks && self.fine[part.out.value.index()] => {
+                Part { form: ActForm::Pairs, ..coarse }
+            }
+            part => part,
+        }
+    }
+
     fn part(&self, part: &program::MatMulPart) -> Part {
         Part { weight: part.weight, bias: part.bias, form: self.form(part.weight), out: self.place(part.out) }
     }
@@ -303,9 +324,9 @@ impl<'a> Builder<'a> {
     }
 
     fn mat_mul(&mut self, op: OpId, x: View, parts: &[program::MatMulPart]) -> Result<(), Error> {
-        let parts: Vec<Part> = parts.iter().map(|part| self.part(part)).collect();
+        let parts: Vec<Part> = parts.iter().map(|part| self.dense_part(part)).collect();
         let (rows, place) = (self.rows_of(x), self.place(x));
-        for form in [ActForm::Blocks, ActForm::Plain] {
+        for form in [ActForm::Blocks, ActForm::Plain, ActForm::Pairs] {
             if parts.iter().any(|part| part.form == form) {
                 self.reserve_acts(form, self.rows_max(rows), place.cols)?;
                 self.light(op, rows, Light::Prepare { x: place, form, heads: 1 });
@@ -337,8 +358,9 @@ impl<'a> Builder<'a> {
         let pairs = self.rows_max(Rows::Tokens) * chosen;
         let experts = parts.first().map_or(0, |part| self.stack(part.weight));
         self.sizes.groups = self.sizes.groups.max(super::experts::groups_bytes(pairs, experts));
+        let hits = self.sizes.hits.count(op, ids, experts as u32);
         let (x, ids) = (self.place(x), self.place(ids));
-        self.push(op, Task::GroupExperts { ids, experts });
+        self.push(op, Task::GroupExperts { ids, experts, hits });
         let input = match input {
             program::ExpertInput::Shared => ExpertRows::Shared,
             program::ExpertInput::PerExpert => ExpertRows::PerExpert,
@@ -405,11 +427,8 @@ impl<'a> Builder<'a> {
 
 /// Bytes of a prepared activation row.
 pub fn act_bytes(form: ActForm, cols: usize) -> Result<usize, Error> {
-    let ty = match form {
-        ActForm::Blocks => WeightType::Q8_0,
-        ActForm::Plain => WeightType::F32,
-    };
-    Ok(act_row_bytes(ty, cols)?)
+    let rows = if form == ActForm::Pairs { 2 } else { 1 };
+    Ok(rows * act_row_bytes(super::light::act_type(form), cols)?)
 }
 
 fn rope_table(rope: &program::Rope, weights: &WeightStore) -> RopeTable {

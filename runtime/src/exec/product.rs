@@ -3,6 +3,7 @@
 
 use super::prepare::act_bytes;
 use super::run::Context;
+use super::scratch::WorkerScratch;
 use super::shared::{Home, Place, Shared};
 use super::step::{ActForm, Part};
 use super::weights::Precision;
@@ -114,7 +115,13 @@ impl<'a> Context<'a> {
     }
 
     /// A fused group of products with one input.
-    pub fn product(&self, worker: &Worker, parts: &[Part], tokens: usize) -> Result<(), Error> {
+    pub fn product(
+        &self,
+        worker: &Worker,
+        scratch: &mut WorkerScratch,
+        parts: &[Part],
+        tokens: usize,
+    ) -> Result<(), Error> {
         if tokens == 0 {
             return Ok(());
         }
@@ -129,7 +136,12 @@ impl<'a> Context<'a> {
                 let end = start + panels_of(part);
                 let panels = claimed.start.max(start)..claimed.end.min(end);
                 if panels.start < panels.end {
-                    self.multiply(&self.operands(worker, part, tokens)?, panels.start - start..panels.end - start)?;
+                    let operands = self.operands(worker, part, tokens)?;
+                    let panels = panels.start - start..panels.end - start;
+                    match part.form {
+                        ActForm::Pairs => self.multiply_pairs(&operands, panels, &mut scratch.pairs)?,
+                        _ => self.multiply(&operands, panels)?,
+                    }
                 }
                 start = end;
             }

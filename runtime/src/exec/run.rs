@@ -26,6 +26,7 @@ use kernels::cpu::ops::rope::RopeTable;
 use plan_format::arena::{Arena, RoundLimits};
 use plan_format::artifact::Plan;
 use plan_format::program::{self, Program};
+use plan_format::routing::RoutingCounts;
 use std::ops::Range;
 use std::sync::{Arc, Mutex};
 
@@ -110,7 +111,10 @@ impl Executor {
         (prepared, values, states): (Prepared, Shared, States),
     ) -> Self {
         let tokens = arena.limits.ubatch_tokens as usize;
-        let scratch = || Mutex::new(WorkerScratch::new(&prepared.shapes, prepared.sizes.experts, tokens));
+        let scratch = || {
+            let own = WorkerScratch::new(&prepared.shapes, prepared.sizes.experts, tokens);
+            Mutex::new(WorkerScratch { hits: prepared.sizes.hits.counters(), ..own })
+        };
         let scratch = (0..team.threads()).map(|_| scratch()).collect();
         let vocab = program.vocab as usize;
         let watched = program.ops.iter().map(|op| watched(program, arena, op)).collect();
@@ -313,6 +317,13 @@ impl Executor {
         Ok(())
     }
 
+    /// How often experts were chosen since the start, in the layers whose choice the CPU has seen: it made it, or it
+    /// computes with the experts.
+    pub fn routing(&self, program: &Program) -> RoutingCounts {
+        let all: Vec<Vec<u64>> = self.scratch.iter().map(|scratch| lock(scratch).hits.clone()).collect();
+        self.prepared.sizes.hits.of_layers(program, &all)
+    }
+
     /// Whether the GPU's work is timed in the trace.
     pub fn time_gpu(&mut self, timing: Timing) {
         if let Some(hybrid) = &self.hybrid {
@@ -449,10 +460,10 @@ impl Context<'_> {
                 };
                 Rows { context: self, scratch, worker: worker.index(), rows, total }.run(light)
             }
-            Task::Product { rows, parts } => self.product(worker, parts, self.total(*rows)),
+            Task::Product { rows, parts } => self.product(worker, scratch, parts, self.total(*rows)),
             Task::HeadProduct { heads, part } => self.head_product(worker, *heads, part, tokens),
-            Task::GroupExperts { ids, experts } if worker.index() == 0 || self.solo.is_some() => {
-                self.group_experts(worker, *ids, *experts)
+            Task::GroupExperts { ids, experts, hits } if worker.index() == 0 || self.solo.is_some() => {
+                self.group_experts(worker, scratch, (*ids, *experts), *hits)
             }
             Task::GroupExperts { .. } => Ok(()),
             Task::PrepareExperts { x, chosen, experts, input, form, cols } => {

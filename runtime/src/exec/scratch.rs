@@ -10,6 +10,10 @@ pub struct WorkerScratch {
     pub attention: Vec<AttentionScratch>,
     /// 2 · experts floats.
     pub router: Vec<f32>,
+    /// How often each expert was chosen, see `hits.rs`; none where nobody counts.
+    pub hits: Vec<u64>,
+    /// Products in pairs before they are added, see `pairs.rs`.
+    pub pairs: Vec<f32>,
     /// Cache slots of some tokens.
     pub slots: Vec<u32>,
 }
@@ -20,6 +24,8 @@ impl WorkerScratch {
         Self {
             attention: shapes.iter().map(AttentionScratch::new).collect(),
             router: vec![0.0; 2 * experts],
+            hits: Vec::new(),
+            pairs: vec![0.0; super::pairs::PIECE_RESULTS],
             slots: vec![0; tokens],
         }
     }

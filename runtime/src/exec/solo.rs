@@ -12,7 +12,7 @@
 //!
 //! The bits are those of the other rounds: the same operators on the same operands. Not here: running (`run.rs`).
 
-use super::prepare::Sizes;
+use super::prepare::{ACT_FORMS, Sizes};
 use super::shared::{Home, Place, Shared};
 use super::step::{Light, Step, Task};
 use kernels::cpu::ops::rope::RopeTable;
@@ -36,8 +36,8 @@ pub struct Solo {
 pub struct Own {
     /// Values; none for worker 0, who has the shared ones.
     pub values: Option<Shared>,
-    /// Activations in block form, then in plain form.
-    pub acts: [Shared; 2],
+    /// Activations by form.
+    pub acts: [Shared; ACT_FORMS],
     /// Angles per rotary table.
     pub trig: Vec<(Shared, Place)>,
     /// Groups of experts.
@@ -116,7 +116,7 @@ pub fn group_once(steps: &mut Vec<Step>) {
             grouped = None;
             true
         }
-        Task::GroupExperts { ids, experts } => {
+        Task::GroupExperts { ids, experts, .. } => {
             let known = grouped == Some((*ids, *experts));
             grouped = Some((*ids, *experts));
             !known

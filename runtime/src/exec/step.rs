@@ -1,6 +1,7 @@
 //! A program's operators resolved for execution: places in memory instead of values, parameters in the kernels' terms.
 //! It holds no memory itself. Next: `prepare.rs` (makes them), `run.rs` (walks them).
 
+use super::hits::HitsAt;
 use super::shared::{Home, Place};
 use kernels::cpu::ops::attention::AttentionShape;
 use kernels::cpu::ops::delta::HeadMap;
@@ -31,7 +32,7 @@ pub enum Task {
     /// Panels of a stack of matrices, one per head; activations are prepared head by head.
     HeadProduct { heads: usize, part: Part },
     /// Sorts the round's (token, choice) pairs by expert; worker 0 alone.
-    GroupExperts { ids: Place, experts: usize },
+    GroupExperts { ids: Place, experts: usize, hits: HitsAt },
     /// Brings the pairs' inputs into the order of the groups.
     PrepareExperts { x: Place, chosen: usize, experts: usize, input: ExpertRows, form: ActForm, cols: usize },
     /// Panels of the experts that the round uses.
@@ -127,6 +128,7 @@ pub enum Light {
         router: RouterRule,
         ids: Place,
         weights: Place,
+        hits: HitsAt,
     },
     ExpertScale {
         x: Place,
@@ -158,6 +160,8 @@ pub enum ActForm {
     Blocks,
     /// F32.
     Plain,
+    /// Two rows of blocks for each row, whose results are added: 16 bits instead of 8.
+    Pairs,
 }
 
 /// How experts are chosen and weighed.

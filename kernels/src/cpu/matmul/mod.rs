@@ -23,7 +23,7 @@ mod source;
 mod tests;
 
 pub(crate) use act::{ACT_BLOCK_BYTES, ActBlock, NEGLIGIBLE};
-pub use act::{act_row_bytes, prepare_act};
+pub use act::{act_row_bytes, prepare_act, prepare_act_pair};
 pub use dispatch::{matmul, matmul_alone};
 pub use exact::matmul_exact;
 pub use matrix::{Layout, Matrix, Output, Product};

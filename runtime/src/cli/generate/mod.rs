@@ -5,7 +5,7 @@ mod input;
 mod printer;
 
 use super::Failure;
-use super::common::{ModelArgs, TraceArgs, exactness};
+use super::common::{ModelArgs, RoutingArgs, TraceArgs, exactness};
 use super::interrupt::Interrupt;
 use super::sampling::Sampling;
 use crate::engine::Sequence;
@@ -53,6 +53,8 @@ pub struct GenerateArgs {
     #[command(flatten)]
     trace: TraceArgs,
     #[command(flatten)]
+    routing: RoutingArgs,
+    #[command(flatten)]
     sampling: Sampling,
 }
 
@@ -84,12 +86,15 @@ pub fn run(args: &GenerateArgs) -> Result<(), Failure> {
     let mut printer = Printer::new(args.form(), &engine, &interrupt);
     printer.begin(&prompt)?;
     let request = Request { prompt: &prompt, border: None, reuse: Reuse::Nothing, options: &options };
-    args.trace.begin(&mut engine, &args.input.path().into_iter().collect::<Vec<_>>())?;
+    let inputs: Vec<_> = args.input.path().into_iter().collect();
+    args.trace.begin(&mut engine, &inputs)?;
+    args.routing.begin(&engine, &inputs)?;
     interrupt.begin();
     let outcome = generate(&mut engine, &mut Sequence::default(), &request, &mut sampler, &mut printer)?;
     interrupt.end();
     printer.end(&outcome)?;
     args.trace.end(&engine)?;
+    args.routing.end(&engine)?;
     let is_interrupted = outcome.finish == Finish::Cancelled;
     if args.stats || is_interrupted {
         say(speed(&outcome));
