@@ -44,6 +44,13 @@ pub fn memory_used_bytes(root: &SysRoot) -> Option<u64> {
     leaves.iter().find_map(|leaf| root.read(folder.join(leaf)).ok()?.trim().parse().ok())
 }
 
+/// Time for which the groups of this process stopped it because of their CPU quota, in microseconds since they exist;
+/// `None` without such groups.
+pub fn stopped_us(root: &SysRoot) -> Option<u64> {
+    let stats = folders(root, "cpu").into_iter().filter_map(|folder| root.read(folder.join("cpu.stat")).ok());
+    stats.filter_map(|text| crate::evidence::parse_stopped_us(&text)).max()
+}
+
 fn minimum(a: Option<u64>, b: Option<u64>) -> Option<u64> {
     match (a, b) {
         (Some(a), Some(b)) => Some(a.min(b)),

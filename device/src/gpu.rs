@@ -141,6 +141,8 @@ pub struct GpuMemory {
     pub free_bytes: u64,
     /// What this process has taken, context included, as far as the driver tells.
     pub ours_bytes: u64,
+    /// What nobody has, whatever this process is allowed.
+    pub unclaimed_bytes: u64,
 }
 
 /// Who a GPU is, for fingerprints and people.

@@ -8,6 +8,7 @@ mod cgroup;
 pub mod clock;
 pub mod cuda;
 mod error;
+pub mod evidence;
 pub mod gpu;
 pub mod machine;
 pub mod memory;

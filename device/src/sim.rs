@@ -222,7 +222,10 @@ impl Gpu for SimGpu {
         state.check()?;
         let ours_bytes = self.machine.profile.context_bytes.saturating_add(state.taken_bytes);
         let total_bytes = self.machine.profile.memory_bytes;
-        Ok(GpuMemory { total_bytes, free_bytes: self.ceiling_bytes.saturating_sub(ours_bytes), ours_bytes })
+        let others_bytes = self.machine.faults.others_bytes(state.launches);
+        let unclaimed_bytes = total_bytes.saturating_sub(ours_bytes).saturating_sub(others_bytes);
+        let free_bytes = self.ceiling_bytes.saturating_sub(ours_bytes).min(unclaimed_bytes);
+        Ok(GpuMemory { total_bytes, free_bytes, ours_bytes, unclaimed_bytes })
     }
 
     fn take_memory(&self, bytes: u64, purpose: &str) -> Result<DeviceRegion, DeviceError> {
@@ -230,7 +233,9 @@ impl Gpu for SimGpu {
         let mut state = self.machine.shared.lock();
         state.check()?;
         let used = self.machine.profile.context_bytes.saturating_add(state.taken_bytes);
-        let free = self.ceiling_bytes.saturating_sub(used);
+        let unclaimed = self.machine.profile.memory_bytes.saturating_sub(used);
+        let unclaimed = unclaimed.saturating_sub(self.machine.faults.others_bytes(state.launches));
+        let free = self.ceiling_bytes.saturating_sub(used).min(unclaimed);
         let fails = self.machine.faults.fail_memory_request == Some(state.memory_requests);
         state.memory_requests += 1;
         if rounded > free || fails {

@@ -13,6 +13,7 @@ use crate::{Error, machine};
 
 pub use crate::sequence::Sequence;
 use device::clock::Clock;
+use device::evidence::Watch;
 use device::gpu::Gpu;
 use device::sim::{Faults, LoadScript, SimConfig, SimGpu, SimProfile};
 use gguf::Model;
@@ -31,6 +32,7 @@ pub struct Engine {
     executor: Executor,
     tokenizer: Arc<Tokenizer>,
     plan: artifact::Plan,
+    simulated_gpu: Option<Arc<SimGpu>>,
 }
 
 /// Changes to what the plan says; only for measurements.
@@ -73,18 +75,31 @@ impl Engine {
         let context_tokens = plan.origin.options.context_tokens as usize;
         let limits = Limits { context_tokens, sequences: 1, kv_type, precision };
         let weights = WeightStore::load_placed(model, &plan.program, &HostPlace::of_plan(&plan, precision))?;
-        let side = gpu_side(&plan, &weights, limits, isa, (request.simulated.as_ref(), overrides.pinned_schedule))?;
+        let (side, simulated_gpu) =
+            gpu_side(&plan, &weights, limits, isa, (request.simulated.as_ref(), overrides.pinned_schedule))?;
         let threads = overrides.threads.unwrap_or_else(|| planned_threads(&plan));
         let team = match request.simulated {
             // The simulated machine may have more cores than this one: its times do not depend on ours.
             Some(_) => machine::team(threads.min(machine::threads_at_most()?))?,
             None => machine::team(threads)?,
         };
-        let executor = match side {
+        let ordinal = side.as_ref().map(|_| 0);
+        let mut executor = match side {
             Some(side) => Executor::with_gpu(&plan, weights, limits, (team, isa), side)?,
-            None => Executor::new(&plan.program, &plan.arena, weights, limits, (team, isa))?,
+            None => {
+                let mut executor = Executor::new(&plan.program, &plan.arena, weights, limits, (team, isa))?;
+                if overrides.threads.is_none() {
+                    executor.follow(&plan, overrides.pinned_schedule);
+                }
+                executor
+            }
         };
-        Ok(Self { executor, tokenizer, plan })
+        if request.simulated.is_none() {
+            let watch = Watch::start(ordinal)?;
+            executor.add_notes(watch.absence());
+            executor.watch(watch);
+        }
+        Ok(Self { executor, tokenizer, plan, simulated_gpu })
     }
 
     /// What a person should know of how the plan runs here.
@@ -116,6 +131,11 @@ impl Engine {
     pub fn simulated_clock(&self) -> Option<Clock> {
         let clock = self.executor.gpu()?.clock();
         matches!(clock, Clock::Virtual(_)).then_some(clock)
+    }
+
+    /// The simulated machine, if it runs on one.
+    pub fn simulated_gpu(&self) -> Option<&SimGpu> {
+        self.simulated_gpu.as_deref()
     }
 
     /// The plan.
@@ -267,7 +287,7 @@ fn gpu_side(
     limits: Limits,
     isa: Isa,
     (simulated, pinned_schedule): (Option<&SimulatedMachine>, Option<usize>),
-) -> Result<Option<GpuSide>, Error> {
+) -> Result<(Option<GpuSide>, Option<Arc<SimGpu>>), Error> {
     let ceiling_bytes = plan.origin.options.vram_bytes;
     let resident = plan.placement.homes.contains(&Home::Resident);
     let uses_gpu = resident || plan.schedules.iter().any(|schedule| !schedule.promotions.is_empty());
@@ -281,15 +301,17 @@ fn gpu_side(
         let gpu = Arc::new(SimGpu::new(config));
         let maker = SimMaker::new(Arc::clone(&gpu), (&plan.program, &plan.arena), weights, limits, isa)?;
         let hand_over = machine.hand_over;
-        return Ok(Some(GpuSide { gpu, maker: Box::new(maker), hand_over, pinned_schedule }));
+        let simulated_gpu = Some(Arc::clone(&gpu));
+        return Ok((Some(GpuSide { gpu, maker: Box::new(maker), hand_over, pinned_schedule }), simulated_gpu));
     }
     if !uses_gpu {
-        return Ok(None);
+        return Ok((None, None));
     }
     let gpu = Arc::new(cuda::open(0, Some(ceiling_bytes))?);
     cuda::load(&gpu, &plan.program, &plan.code, planned_threads(plan))?;
     let maker = CudaMaker::new(Arc::clone(&gpu) as Arc<dyn Gpu>);
-    Ok(Some(GpuSide { gpu, maker: Box::new(maker), hand_over: HandOver::default(), pinned_schedule }))
+    let hand_over = HandOver::default();
+    Ok((Some(GpuSide { gpu, maker: Box::new(maker), hand_over, pinned_schedule }), None))
 }
 
 /// `ATS_ISA=scalar|avx2|avx512`: for tests and for tools that do not know newer instructions.

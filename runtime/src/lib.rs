@@ -10,6 +10,7 @@ pub mod generation;
 pub mod hybrid;
 pub mod machine;
 pub mod plans;
+pub mod quantiles;
 pub mod sequence;
 
 pub use error::Error;

@@ -39,12 +39,54 @@ fn all_memory_that_is_taken_was_counted() {
 
 #[test]
 fn a_refused_allocation_is_an_error_that_says_what_for() {
-    for request in 0..5 {
+    for request in 0..4 {
         let gpu = sim(Faults { fail_memory_request: Some(request), ..Faults::none() });
         let plan = plan(NAME, Mixture::Promoted { slots: 1 });
         let error = hybrid(NAME, &plan, &gpu).err().expect("a refused allocation");
         assert!(matches!(error, Error::Device(DeviceError::GpuMemory { .. })), "{request}: {error}");
     }
+}
+
+/// Others hold so much that `slots` of three slots fit beside everything else; the run says so and computes the same.
+#[track_caller]
+fn check_others(slots: u64, notes: usize) {
+    let (plan, ids) = (plan(NAME, Mixture::AllPromoted { slots: 3 }), prompt(NAME));
+    let calm = sim(Faults::none());
+    let expected = feed(&mut hybrid(NAME, &plan, &calm).expect("a good plan"), &ids, 0, 1).expect("good rounds");
+    let memory = calm.memory().expect("a sound GPU");
+    let slot_bytes = plan.slots.slots[0].size_bytes;
+    let staging_bytes = plan.slots.staging().map_or(0, |staging| staging.size_bytes);
+    let missing_bytes = (3 - slots) * slot_bytes + if slots == 0 { staging_bytes } else { 0 };
+    let others_bytes = memory.unclaimed_bytes + missing_bytes;
+    let gpu = sim(Faults { others_take: Some((0, others_bytes)), ..Faults::none() });
+    let mut executor = hybrid(NAME, &plan, &gpu).expect("a plan with fewer slots");
+    assert_eq!(executor.notes().len(), notes, "{:?}", executor.notes());
+    assert!(
+        executor.notes().iter().all(|note| note.contains(&format!("{slots} of 3 slots"))),
+        "{:?}",
+        executor.notes()
+    );
+    let got = feed(&mut executor, &ids, 0, 1).expect("good rounds");
+    assert!(got == expected, "{slots} slots");
+    assert!(gpu.clock().now() >= calm.clock().now());
+}
+
+#[test]
+fn when_others_hold_gpu_memory_fewer_slots_are_taken() {
+    for (slots, notes) in [(3, 0), (2, 1), (1, 1), (0, 1)] {
+        check_others(slots, notes);
+    }
+}
+
+#[test]
+fn memory_that_others_take_during_a_run_does_not_end_it() {
+    let (plan, ids) = (plan(NAME, Mixture::AllPromoted { slots: 2 }), prompt(NAME));
+    let expected = feed(&mut hybrid(NAME, &plan, &sim(Faults::none())).expect("a good plan"), &ids, 0, 1);
+    let gpu = sim(Faults { others_take: Some((100, 1 << 30)), ..Faults::none() });
+    let mut executor = hybrid(NAME, &plan, &gpu).expect("a good plan");
+    let got = feed(&mut executor, &ids, 0, 1).expect("good rounds");
+    assert!(got == expected.expect("good rounds"));
+    assert_eq!(gpu.memory().expect("a sound GPU").unclaimed_bytes, 0);
 }
 
 #[test]

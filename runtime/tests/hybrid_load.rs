@@ -12,7 +12,7 @@ use plan_format::costs::Load;
 use plan_format::evaluate::{Horizon, Prepared, Scratch, evaluate};
 use plan_format::schedule::{Phase, Schedule};
 use runtime::exec::Executor;
-use runtime::hybrid::adapt::{Adaptive, Sample};
+use runtime::hybrid::adapt::{Adaptive, Contention, Sample};
 use support::{Mixture, all_cpu, feed, hybrid, hybrid_pinned, plan, prompt, sim, sim_with};
 
 const NAME: &str = "qwen3";
@@ -66,7 +66,7 @@ fn decode(executor: &mut Executor, first: usize, tokens: usize) -> Vec<f32> {
 #[track_caller]
 fn check_choice(ratios: [f64; 3]) {
     let plan = graded();
-    let mut adaptive = Adaptive::new(&plan).expect("several schedules");
+    let mut adaptive = Adaptive::new(&plan, Contention::Absent).expect("several schedules");
     let idle = best(&plan, &Load::IDLE).0;
     let mut now = 0;
     let mut run = |adaptive: &mut Adaptive, ratios: [f64; 3]| {
@@ -74,7 +74,7 @@ fn check_choice(ratios: [f64; 3]) {
         for _ in 0..60 {
             now += 10_000_000;
             chosen = adaptive.choose(idle, 10, Nanos(now));
-            adaptive.observe(&Sample { spent_us: ratios.map(|ratio| (100.0 * ratio, 100.0)), taken_share: 0.0 });
+            adaptive.observe(&Sample { spent_us: ratios.map(|ratio| (100.0 * ratio, 100.0)), cores: None });
         }
         chosen
     };
@@ -97,7 +97,7 @@ fn the_choice_is_the_evaluators_under_every_load() {
 #[test]
 fn noise_makes_no_switch_and_a_real_change_one() {
     let plan = graded();
-    let mut adaptive = Adaptive::new(&plan).expect("several schedules");
+    let mut adaptive = Adaptive::new(&plan, Contention::Absent).expect("several schedules");
     let idle = best(&plan, &Load::IDLE).0;
     let mut random = 7_u64;
     let mut noise = || {
@@ -108,7 +108,7 @@ fn noise_makes_no_switch_and_a_real_change_one() {
         let link = if round < 1000 { 1.0 } else { 4.0 };
         adaptive.choose(idle, 10, Nanos(round * 10_000_000));
         let spent_us = [1.0, 1.0, link].map(|ratio| (100.0 * ratio * noise(), 100.0));
-        adaptive.observe(&Sample { spent_us, taken_share: 0.0 });
+        adaptive.observe(&Sample { spent_us, cores: None });
         let most = usize::from(round >= 1000);
         assert!(adaptive.log().len() <= most, "round {round}: {:?}", adaptive.log());
     }

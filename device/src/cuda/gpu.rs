@@ -182,9 +182,9 @@ impl Gpu for CudaGpu {
     }
 
     fn memory(&self) -> Result<GpuMemory, DeviceError> {
-        let (_, total_bytes) = self.context.memory()?;
+        let (unclaimed_bytes, total_bytes) = self.context.memory()?;
         let ours_bytes = self.context_bytes + self.taken_bytes.load(Ordering::Relaxed);
-        Ok(GpuMemory { total_bytes, free_bytes: self.left_bytes()?, ours_bytes })
+        Ok(GpuMemory { total_bytes, free_bytes: self.left_bytes()?, ours_bytes, unclaimed_bytes })
     }
 
     fn take_memory(&self, bytes: u64, purpose: &str) -> Result<DeviceRegion, DeviceError> {

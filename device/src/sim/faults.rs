@@ -21,6 +21,8 @@ pub struct Faults {
     pub refuse_pinning_from_bytes: Option<u64>,
     /// The launch with this number (0 = the first) fails, and the GPU is lost.
     pub fail_launch: Option<u64>,
+    /// From the launch with this number on (0 = always) others hold so many bytes of the GPU's memory.
+    pub others_take: Option<(u64, u64)>,
 }
 
 impl Faults {
@@ -34,7 +36,13 @@ impl Faults {
             fail_memory_request: None,
             refuse_pinning_from_bytes: None,
             fail_launch: None,
+            others_take: None,
         }
+    }
+
+    /// GPU memory of others after so many launches.
+    pub fn others_bytes(&self, launches: u64) -> u64 {
+        self.others_take.filter(|(from, _)| launches >= *from).map_or(0, |(_, bytes)| bytes)
     }
 
     /// Copies come late: a reader that does not wait for its copy reads old bytes.

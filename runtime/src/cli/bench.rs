@@ -2,6 +2,7 @@
 //! Not here: kernels alone (`bench_kernels.rs`).
 
 use super::common::{ModelArgs, TraceArgs, exactness};
+use super::timeline::TimelineArgs;
 use super::{Failure, bench_kernels};
 use crate::engine::{Engine, Overrides, Sequence, Wanted, isa_from_environment};
 use clap::{Args, ValueEnum};
@@ -46,6 +47,8 @@ pub struct BenchArgs {
     #[arg(long, value_enum, default_value = "md")]
     format: Format,
     #[command(flatten)]
+    load: TimelineArgs,
+    #[command(flatten)]
     trace: TraceArgs,
 }
 
@@ -84,7 +87,7 @@ pub fn run(args: &BenchArgs) -> Result<(), Failure> {
         return Err(Failure::usage("name a model, or measure the kernels alone with --kernels".to_owned()));
     };
     let overrides = Overrides { threads: args.threads, ..Overrides::default() };
-    let needed = args.depth + args.prompt.max(args.generate);
+    let needed = args.depth + args.prompt.max(args.generate).max(args.load.room_tokens().unwrap_or(0));
     let mut engine = model.open_with(Some(needed), exactness(false), overrides)?;
     args.trace.begin(&mut engine, &[])?;
     let mut rows = Vec::new();
@@ -107,7 +110,10 @@ pub fn run(args: &BenchArgs) -> Result<(), Failure> {
         Some(device) => format!("{device}, calculated"),
         None => format!("{threads} threads, {isa}"),
     };
-    print(args.format, &rows, (&model, &how))
+    if !rows.is_empty() {
+        print(args.format, &rows, (&model, &how))?;
+    }
+    args.load.run(&mut engine, args.depth, format!("{model}, {how}"))
 }
 
 /// Measures and prints products.
@@ -187,7 +193,7 @@ fn measure(args: &BenchArgs, engine: &mut Engine, test: Test) -> Result<Vec<f64>
 }
 
 /// Fixed tokens spread over the vocabulary: decode speed must not depend on what a model says.
-fn synthetic(vocab: usize, first: usize, count: usize) -> Vec<u32> {
+pub fn synthetic(vocab: usize, first: usize, count: usize) -> Vec<u32> {
     (first..first + count).map(|i| (i.wrapping_mul(2_654_435_761) % vocab) as u32).collect()
 }
 

@@ -9,11 +9,13 @@ mod devices;
 mod failure;
 mod generate;
 mod interrupt;
+mod load;
 mod logits;
 mod npy;
 mod perplexity;
 mod sampling;
 mod terminal;
+mod timeline;
 mod tokenize;
 mod verify;
 
@@ -77,6 +79,9 @@ pub enum Command {
     Completions(CompletionsArgs),
     /// Write the man pages.
     Man(ManArgs),
+    /// Take a share of a resource, as `bench --load` asks on standard input.
+    #[command(hide = true)]
+    LoadWorker(load::LoadWorkerArgs),
 }
 
 /// Runs what was typed; the program's exit code.
@@ -92,6 +97,7 @@ pub fn main() -> ExitCode {
         Command::Perplexity(args) => perplexity::run(&args),
         Command::Completions(args) => manual::completions(&args, Args::command()),
         Command::Man(args) => manual::man(&args, Args::command()),
+        Command::LoadWorker(args) => load::run_worker(&args),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

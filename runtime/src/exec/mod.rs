@@ -9,6 +9,7 @@ mod attention;
 mod barriers;
 mod experts;
 mod failure;
+mod follow;
 mod hits;
 mod light;
 mod pairs;

@@ -14,10 +14,11 @@ use super::trace::{Label, Trace};
 use super::watch::{Watched, watched};
 use super::weights::{Precision, WeightStore};
 use crate::Error;
-use crate::hybrid::adapt::Switch;
+use crate::hybrid::adapt::{Resource, Sample};
 use crate::hybrid::build::{Hybrid, PartSteps};
+use crate::hybrid::select::Selector;
 use crate::hybrid::{GpuSide, Timing};
-use device::clock::{Clock, Nanos};
+use device::clock::Clock;
 use device::gpu::Gpu;
 use device::team::{Team, Worker};
 use kernels::cpu::Isa;
@@ -47,7 +48,11 @@ pub struct Executor {
     /// Results of each operator, to look for the first that is not finite.
     watched: Vec<Vec<Watched>>,
     /// The GPU's side, if one takes part.
-    hybrid: Option<Hybrid>,
+    pub(super) hybrid: Option<Hybrid>,
+    /// Without a GPU: which schedule each round takes, if a plan is followed.
+    pub(super) selector: Option<Selector>,
+    /// Without a GPU: schedule of the last round.
+    pub(super) schedule: usize,
     trace: Trace,
 }
 
@@ -119,7 +124,7 @@ impl Executor {
         let vocab = program.vocab as usize;
         let watched = program.ops.iter().map(|op| watched(program, arena, op)).collect();
         let memory = Memory::new(values, &prepared.sizes, &prepared.ropes, &mut Shared::new);
-        let (round_limits, solo, hybrid) = (arena.limits, None, None);
+        let (round_limits, solo, hybrid, selector, schedule) = (arena.limits, None, None, None, 0);
         let trace = Trace::new(Clock::wall(), team.threads());
         Self {
             weights,
@@ -135,6 +140,8 @@ impl Executor {
             vocab,
             watched,
             hybrid,
+            selector,
+            schedule,
             trace,
         }
     }
@@ -154,8 +161,13 @@ impl Executor {
 
     /// A round on the CPU alone. Returns where its logits are.
     fn run_steps(&mut self, round: &Round) -> Result<Place, Error> {
-        let Self { prepared, solo, memory, states, weights, isa, limits, scratch, team, trace, .. } = self;
+        let Self { prepared, solo, memory, states, weights, isa, limits, scratch, team, trace, selector, .. } = self;
         let (isa, precision, ropes) = (*isa, limits.precision, &prepared.ropes);
+        let start = trace.now();
+        let schedule = selector.as_ref().map(|selector| selector.choose(round, start));
+        if let (Some(selector), Some(schedule)) = (selector.as_ref(), schedule) {
+            team.set_active(selector.threads(schedule));
+        }
         let (solo, trace) = (solo.as_ref().filter(|_| round.tokens.len() == 1), Some(&*trace));
         let context = Context { round, memory, states, weights, ropes, isa, precision, trace, solo };
         let (steps, logits) = solo.map_or((&prepared.steps, prepared.logits), |solo| (&solo.steps, solo.logits));
@@ -168,6 +180,13 @@ impl Executor {
                 }
             }
         })?;
+        if let (Some(selector), Some(schedule)) = (selector.as_ref(), schedule) {
+            let (mut sample, expected_us) = (Sample::default(), selector.expected(schedule, round).1);
+            let took_us = self.trace.now().since(start).as_micros_f64();
+            sample.add(Resource::Cpu, took_us, expected_us.iter().map(|us| f64::from(*us)).sum());
+            selector.observe(sample, team.pressure());
+            self.schedule = schedule;
+        }
         lock(&failure).take().map_or(Ok(logits), Err)
     }
 
@@ -180,7 +199,7 @@ impl Executor {
         let (steps_traced, solo) = (trace.sees_steps().then_some(&*trace), None);
         let context = Context { round, memory, states, weights, ropes, isa, precision, trace: steps_traced, solo };
         let turn = hybrid.turn(round, trace);
-        team.set_active(hybrid.threads(turn.schedule));
+        team.set_active(hybrid.selector.threads(turn.schedule));
         let failure = Failure::default();
         failure.note(lock(&hybrid.driver).begin(&turn, round));
         let ended = team.run(|worker| {
@@ -210,7 +229,7 @@ impl Executor {
             }
         });
         let outcome = ended.map_err(Error::from).and_then(|()| failure.into_result());
-        hybrid.observe(team.pressure().mean_share);
+        hybrid.observe(team.pressure());
         if outcome.is_err() {
             // What failed first is reported; a GPU that is lost is lost for the next round, too.
             let _ = lock(&hybrid.driver).abandon();
@@ -334,33 +353,6 @@ impl Executor {
     /// The last round as a Chrome trace of the program.
     pub fn trace(&self, program: &Program) -> String {
         self.trace.chrome(program)
-    }
-
-    /// Switches of schedules under load so far, and measured over expected times of CPU, GPU and link.
-    pub fn switches(&self) -> (Vec<Switch>, [f64; 3]) {
-        self.hybrid.as_ref().map_or((Vec::new(), [1.0; 3]), Hybrid::switches)
-    }
-
-    /// From now on rounds of this schedule's phase take it; `None` = they choose again.
-    pub fn pin_schedule(&mut self, schedule: Option<usize>) {
-        if let Some(hybrid) = &mut self.hybrid {
-            hybrid.pin(schedule);
-        }
-    }
-
-    /// Schedules of decoding, by number. Empty without a GPU.
-    pub fn decode_schedules(&self) -> Vec<usize> {
-        self.hybrid.as_ref().map_or(Vec::new(), Hybrid::decoding)
-    }
-
-    /// What the last switch to another schedule took.
-    pub fn switch_took(&self) -> Nanos {
-        self.hybrid.as_ref().map_or(Nanos(0), |hybrid| lock(&hybrid.driver).switch_took())
-    }
-
-    /// Schedule of the last round, by number.
-    pub fn schedule(&self) -> usize {
-        self.hybrid.as_ref().map_or(0, |hybrid| lock(&hybrid.driver).schedule())
     }
 
     /// What a person should know of how the GPU takes part.

@@ -1,15 +1,18 @@
-//! Load-aware choice of schedules (Algorithm 3 of the paper): measured over expected times per resource, smoothed; when
-//! one has moved far enough since the last look and enough time has passed, the kept schedules of the phase are scored
-//! with the plan's evaluator under the measured ratios, and the best is taken at the token boundary.
+//! Load-aware choice of schedules (Algorithm 3 of the paper): when a resource's measured times have moved far enough
+//! from where they were at the last look, and enough time has passed, the kept schedules of the phase are scored with
+//! the plan's evaluator under the measured ratios, a few in each round, and the best is taken at the token boundary.
 //!
-//! Invariants: all times come from the machine's clock; a resource that a round did not use drifts back to 1; a
-//! schedule is left only for one that is better by more than noise. Not here: measuring (`driver.rs`, `marks.rs`).
-//! Next: `choose.rs`.
+//! Invariants: all times come from the machine's clock; a schedule is left only for one that is better by more than
+//! noise; one that turned out slower than what it replaced is left again, and not taken until the load changes. A look
+//! allocates nothing. Not here: measuring (`driver.rs`, `marks.rs`), what samples mean (`sense.rs`). Next: `select.rs`.
 
+pub use super::sense::{Cores, Resource, Sample};
+
+use super::sense::{Senses, Window, apart};
 use device::clock::Nanos;
 use plan_format::artifact::Plan;
-use plan_format::costs::{CostModel, Load};
-use plan_format::evaluate::{Horizon, Prepared, Scratch, evaluate};
+use plan_format::costs::{CaseCosts, CostModel, Load};
+use plan_format::evaluate::{Horizon, Prepared, Scratch, busy, evaluate};
 use plan_format::schedule::Phase;
 use std::fmt;
 
@@ -17,54 +20,39 @@ use std::fmt;
 const MOVED_LEAST: f64 = 0.15;
 /// Rounds between two looks at least, in times per output token.
 const ROUNDS_BETWEEN: f64 = 5.0;
-/// Weight of a new sample in the smoothed ratio.
-const NEW_WEIGHT: f64 = 0.3;
-/// What a round leaves of the deviation of a resource that it did not use.
-const DRIFT: f64 = 0.97;
 /// How much better another schedule must be expected to be.
-const GAIN_LEAST: f64 = 0.02;
-/// Switches that are remembered for people.
+const GAIN_LEAST: f64 = 0.03;
+/// Schedules that are scored between two rounds: a few hundred microseconds.
+const SCORED_AT_ONCE: usize = 12;
+/// Rounds after which a switch is judged by what it brought, and how much slower than before is a failure.
+const JUDGED_AFTER: u32 = 10;
+const WORSE: f64 = 1.05;
+/// How far the load must have moved until a schedule that failed is taken again.
+const FORGOTTEN: f64 = 0.3;
+/// Switches that are remembered for people, and failures.
 const LOG_MOST: usize = 256;
+const FAILED_MOST: usize = 8;
 
-/// A resource.
+/// Whether a schedule's own contention for the DRAM shows in what is measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Resource {
-    /// The host's cores.
-    Cpu,
-    /// The GPU's multiprocessors.
-    Gpu,
-    /// Transfers of weights.
-    Link,
+pub enum Contention {
+    /// It does: a real machine.
+    Felt,
+    /// It does not: the simulated machine plays none.
+    Absent,
 }
 
-impl Resource {
-    const ALL: [Resource; 3] = [Resource::Cpu, Resource::Gpu, Resource::Link];
-
-    fn name(self) -> &'static str {
-        match self {
-            Resource::Cpu => "CPU",
-            Resource::Gpu => "GPU",
-            Resource::Link => "link",
-        }
-    }
-}
-
-/// Times that a round took of a resource, and what the plan expects of the same work.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Sample {
-    /// By [`Resource`]: measured and expected microseconds; both 0 for a resource that was not used or not timed.
-    pub spent_us: [(f64, f64); 3],
-    /// Part of the team's CPU time that others took, 0 to 1.
-    pub taken_share: f64,
-}
-
-impl Sample {
-    /// Adds work.
-    pub fn add(&mut self, resource: Resource, measured_us: f64, expected_us: f64) {
-        let (measured, expected) = &mut self.spent_us[resource as usize];
-        *measured += measured_us;
-        *expected += expected_us;
-    }
+/// Why a schedule was left.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Cause {
+    /// Times of a resource moved to this ratio of the planned ones.
+    Moved(Resource, f64),
+    /// So many cores are left to the team.
+    Cores(f64),
+    /// The schedule turned out slower than the one before: measured microseconds of a round, before and with it.
+    Failed(f64, f64),
+    /// Another range of context lengths began.
+    Context,
 }
 
 /// A switch and why.
@@ -77,36 +65,43 @@ pub struct Switch {
     /// Schedule after.
     pub to: usize,
     /// What had moved most.
-    pub cause: Resource,
-    /// Its measured times over the expected ones.
-    pub ratio: f64,
+    pub cause: Cause,
     /// Expected times of a round under the measured ratios, before and after.
     pub expected_us: (f64, f64),
+    /// What the system said of the machine then; empty if nothing.
+    pub evidence: String,
 }
 
 impl fmt::Display for Switch {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Switch { context_tokens, from, to, cause, ratio, expected_us: (before, after) } = self;
-        let cause = cause.name();
-        write!(
-            f,
-            "at {context_tokens} tokens: schedule {from} -> {to}, since the {cause} takes {ratio:.2} times as long as \
-             planned; a round should take {after:.0} us instead of {before:.0}"
-        )
+        let Switch { context_tokens, from, to, cause, expected_us: (before, after), evidence } = self;
+        write!(f, "at {context_tokens} tokens: schedule {from} -> {to}, since ")?;
+        match cause {
+            Cause::Moved(resource, ratio) => {
+                let resource = resource.name();
+                write!(f, "the {resource} takes {ratio:.2} times as long as planned")?;
+            }
+            Cause::Cores(free) => write!(f, "{free:.1} cores are left")?,
+            Cause::Failed(was, is) => write!(f, "a round took {is:.0} us with it and {was:.0} before")?,
+            Cause::Context => write!(f, "the context has grown")?,
+        }
+        write!(f, "; a round should take {after:.0} us instead of {before:.0}")?;
+        if evidence.is_empty() { Ok(()) } else { write!(f, " ({evidence})") }
     }
 }
 
 /// See the module text. One phase's choices do not touch another's.
 pub struct Adaptive {
     costs: CostModel,
+    contention: Contention,
     schedules: Vec<Kept>,
-    ratios: [f64; 3],
-    /// Part of the team's CPU time that others take, smoothed.
-    taken_share: f64,
-    /// Threads of the team that ran last.
-    team_threads: f64,
-    /// Per phase: what was chosen last, when, and the ratios then.
+    /// Threads of the largest team.
+    threads_most: f64,
+    senses: Senses,
+    /// Per phase: what was chosen last.
     chosen: Vec<(Phase, Chosen)>,
+    /// Schedule and case of the last round, and what its own contention makes of expected times.
+    running: Option<(usize, usize, [f64; 3])>,
     scratch: Scratch,
     log: Vec<Switch>,
 }
@@ -119,18 +114,77 @@ struct Kept {
 }
 
 /// What a phase runs.
-#[derive(Clone, Copy)]
 struct Chosen {
     schedule: usize,
-    looked_at: Nanos,
-    ratios: [f64; 3],
     /// Schedule that the regime map names for no load; another one means another context bucket.
     base: usize,
+    looked_at: Nanos,
+    /// The load at the last look.
+    anchor: Conditions,
+    look: Option<Look>,
+    /// The switch that is still to be judged.
+    trial: Option<Trial>,
+    /// Schedules that failed, and under which load.
+    failed: Vec<(usize, Conditions)>,
+    /// Times of rounds under this schedule.
+    round_us: Window,
+    began: Option<Nanos>,
+}
+
+/// A load as it was seen.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Conditions {
+    ratios: [f64; 3],
+    free_cores: f64,
+    crowding: f64,
+}
+
+/// Scoring under way.
+#[derive(Clone, Copy)]
+struct Look {
+    conditions: Conditions,
+    cause: Cause,
+    next: usize,
+    present_us: f64,
+    best: (usize, f64),
+}
+
+/// A switch that is still to be judged.
+#[derive(Clone, Copy)]
+struct Trial {
+    from: usize,
+    /// Measured time of a round before.
+    before_us: f64,
+    rounds: u32,
+}
+
+impl Conditions {
+    /// What has moved most since `earlier`, and how far.
+    fn moved_since(&self, earlier: &Conditions) -> (Cause, f64) {
+        let of_resource = |resource: Resource| {
+            let (is, was) = (self.ratios[resource as usize], earlier.ratios[resource as usize]);
+            (Cause::Moved(resource, is), apart(is, was))
+        };
+        let are_known = self.free_cores.is_finite() && earlier.free_cores.is_finite();
+        let cores = if are_known { apart(self.free_cores.max(0.5), earlier.free_cores.max(0.5)) } else { 0.0 };
+        let all = Resource::ALL.map(of_resource).into_iter().chain([(Cause::Cores(self.free_cores), cores)]);
+        all.max_by(|a, b| a.1.total_cmp(&b.1)).unwrap_or((Cause::Context, 0.0))
+    }
+
+    /// What a team of `threads` is slowed down by, where one of `present` threads runs: by the measured ratio if it is
+    /// that one, else by what is common to all teams and by the cores that it would not have.
+    fn load_of(&self, threads: u16, present: u16) -> Load {
+        let [cpu, gpu, link] = self.ratios;
+        match threads == present {
+            true => Load { cpu, gpu, link, free_threads: f64::INFINITY },
+            false => Load { cpu: cpu / self.crowding, gpu, link, free_threads: self.free_cores.max(0.25) },
+        }
+    }
 }
 
 impl Adaptive {
     /// For a plan with costs; `None` where there is nothing to choose.
-    pub fn new(plan: &Plan) -> Option<Self> {
+    pub fn new(plan: &Plan, contention: Contention) -> Option<Self> {
         let several = plan
             .schedules
             .iter()
@@ -147,95 +201,253 @@ impl Adaptive {
         });
         Some(Adaptive {
             costs: plan.costs.clone(),
+            contention,
+            threads_most: plan.schedules.iter().map(|schedule| f64::from(schedule.cpu_threads)).fold(1.0, f64::max),
             schedules: kept.collect::<Option<Vec<_>>>()?,
-            ratios: [1.0; 3],
-            taken_share: 0.0,
-            team_threads: f64::INFINITY,
+            senses: Senses::default(),
             chosen: Vec::new(),
+            running: None,
             scratch: Scratch::default(),
-            log: Vec::new(),
+            log: Vec::with_capacity(LOG_MOST),
         })
     }
 
-    /// Takes in what a round measured.
+    /// Takes in what the round that was chosen last measured.
     pub fn observe(&mut self, sample: &Sample) {
-        self.taken_share += NEW_WEIGHT * (sample.taken_share.clamp(0.0, 0.95) - self.taken_share);
-        for (ratio, (measured, expected)) in self.ratios.iter_mut().zip(sample.spent_us) {
-            *ratio = match measured > 0.0 && expected > 0.0 {
-                true => *ratio + NEW_WEIGHT * (measured / expected - *ratio),
-                false => 1.0 + DRIFT * (*ratio - 1.0),
-            };
-        }
+        let stretch = self.running.map_or([1.0; 3], |(_, _, stretch)| stretch);
+        self.senses.observe(sample, stretch);
+    }
+
+    /// Whether the next rounds should be timed: something may have changed.
+    pub fn is_curious(&self) -> bool {
+        self.senses.is_odd()
     }
 
     /// The schedule of the next round, which is `base` without load. `now` is the machine's time.
     pub fn choose(&mut self, base: usize, context_tokens: u32, now: Nanos) -> usize {
-        let schedule = self.decide(base, context_tokens, now);
-        self.team_threads = f64::from(self.schedules[schedule].cpu_threads);
+        let phase = self.schedules[base].phase;
+        let Some(case) = self.costs.case_index(phase, context_tokens) else { return base };
+        let index = self.chosen.iter().position(|(known, _)| *known == phase).unwrap_or_else(|| {
+            let anchor = Conditions { ratios: [1.0; 3], free_cores: self.threads_most, crowding: 1.0 };
+            self.chosen.push((phase, Chosen::new(base, now, anchor)));
+            self.chosen.len() - 1
+        });
+        self.time(index, now);
+        let schedule = self.decide(index, base, (case, context_tokens), now);
+        self.run(schedule, case);
         schedule
     }
 
-    fn decide(&mut self, base: usize, context_tokens: u32, now: Nanos) -> usize {
-        let phase = self.schedules[base].phase;
-        let index = self.chosen.iter().position(|(known, _)| *known == phase);
-        let Some(index) = index else {
-            self.chosen.push((phase, Chosen { schedule: base, looked_at: now, ratios: [1.0; 3], base }));
-            return base;
-        };
-        let chosen = self.chosen[index].1;
-        let ratios = self.ratios;
-        let moved = |resource: &Resource| {
-            let (is, was) = (ratios[*resource as usize], chosen.ratios[*resource as usize]);
-            (is / was).max(was / is) - 1.0
-        };
-        let most = Resource::ALL.into_iter().max_by(|a, b| moved(a).total_cmp(&moved(b))).unwrap_or(Resource::Cpu);
-        let another_bucket = chosen.base != base;
-        if moved(&most) < MOVED_LEAST && !another_bucket {
-            return chosen.schedule;
-        }
-        let Some(case) = self.costs.case_index(phase, context_tokens) else { return chosen.schedule };
-        let expected_us = self.score(case, chosen.schedule);
-        let waited_us = now.since(chosen.looked_at).as_micros_f64();
-        if waited_us < ROUNDS_BETWEEN * expected_us && !another_bucket {
-            return chosen.schedule;
-        }
-        let mut best = (chosen.schedule, expected_us);
-        for schedule in 0..self.schedules.len() {
-            if self.schedules[schedule].phase == phase && schedule != chosen.schedule {
-                let score = self.score(case, schedule);
-                let needed = if best.0 == chosen.schedule { expected_us * (1.0 - GAIN_LEAST) } else { best.1 };
-                if score < needed {
-                    best = (schedule, score);
-                }
+    /// Notes how long the round before took.
+    fn time(&mut self, index: usize, now: Nanos) {
+        let chosen = &mut self.chosen[index].1;
+        if let Some(began) = chosen.began.replace(now) {
+            let took_us = now.since(began).as_micros_f64();
+            chosen.round_us.add(took_us);
+            if let Some(trial) = &mut chosen.trial {
+                trial.rounds += 1;
             }
         }
-        self.chosen[index].1 = Chosen { schedule: best.0, looked_at: now, ratios: self.ratios, base };
-        if best.0 != chosen.schedule && self.log.len() < LOG_MOST {
-            let (from, to, ratio) = (chosen.schedule, best.0, self.ratios[most as usize]);
-            self.log.push(Switch { context_tokens, from, to, cause: most, ratio, expected_us: (expected_us, best.1) });
-        }
-        best.0
     }
 
-    /// Expected time of a round under the measured ratios.
-    fn score(&mut self, case: usize, schedule: usize) -> f64 {
-        let kept = &self.schedules[schedule];
+    fn decide(&mut self, index: usize, base: usize, (case, context_tokens): (usize, u32), now: Nanos) -> usize {
+        let conditions = self.conditions();
+        if self.chosen[index].1.base != base {
+            self.another_bucket(index, base, conditions, case);
+        }
+        self.judge(index, context_tokens, conditions);
+        if self.chosen[index].1.look.is_none() {
+            self.begin_look(index, case, conditions, now);
+        }
+        if let Some(look) = self.chosen[index].1.look.take() {
+            self.look_on(index, look, (case, context_tokens), now);
+        }
+        self.chosen[index].1.schedule
+    }
+
+    /// The load as it is seen now. More cores than the largest team wants do not matter.
+    fn conditions(&self) -> Conditions {
+        let (ratios, free_cores) = (self.senses.ratios(), self.senses.free_cores());
+        let free_cores = if free_cores.is_finite() { free_cores.min(self.threads_most) } else { free_cores };
+        Conditions { ratios, free_cores, crowding: self.senses.crowding() }
+    }
+
+    /// Without load the new bucket's own schedule is taken; under load all are scored.
+    fn another_bucket(&mut self, index: usize, base: usize, conditions: Conditions, case: usize) {
+        let chosen = &mut self.chosen[index].1;
+        let before = std::mem::replace(&mut chosen.base, base);
+        if chosen.schedule == before {
+            chosen.schedule = base;
+        } else if chosen.look.is_none() {
+            let present_us = self.score(index, case, self.chosen[index].1.schedule, &conditions);
+            self.chosen[index].1.look =
+                Some(Look::new(self.chosen[index].1.schedule, present_us, conditions, Cause::Context));
+        }
+    }
+
+    /// A switch that made rounds longer is taken back, unless the load has moved meanwhile.
+    fn judge(&mut self, index: usize, context_tokens: u32, conditions: Conditions) {
+        let chosen = &mut self.chosen[index].1;
+        let Some(trial) = chosen.trial.filter(|trial| trial.rounds >= JUDGED_AFTER) else { return };
+        chosen.trial = None;
+        let measured_us = chosen.round_us.median();
+        let has_moved = conditions.moved_since(&chosen.anchor).1 >= MOVED_LEAST;
+        if measured_us <= WORSE * trial.before_us || has_moved {
+            return;
+        }
+        if chosen.failed.len() == FAILED_MOST {
+            chosen.failed.remove(0);
+        }
+        let failed = chosen.schedule;
+        chosen.failed.push((failed, conditions));
+        let cause = Cause::Failed(trial.before_us, measured_us);
+        self.switch(index, trial.from, (cause, conditions), (measured_us, trial.before_us), context_tokens);
+        self.chosen[index].1.trial = None;
+    }
+
+    /// Begins to score when a resource has moved far enough and enough time has passed since the last look.
+    fn begin_look(&mut self, index: usize, case: usize, conditions: Conditions, now: Nanos) {
+        let chosen = &self.chosen[index].1;
+        let (schedule, looked_at) = (chosen.schedule, chosen.looked_at);
+        let (cause, moved) = conditions.moved_since(&chosen.anchor);
+        if moved < MOVED_LEAST {
+            return;
+        }
+        let present_us = self.score(index, case, schedule, &conditions);
+        if now.since(looked_at).as_micros_f64() >= ROUNDS_BETWEEN * present_us {
+            self.chosen[index].1.look = Some(Look::new(schedule, present_us, conditions, cause));
+        }
+    }
+
+    /// Scores a few more schedules; after the last the best is taken.
+    fn look_on(&mut self, index: usize, mut look: Look, (case, context_tokens): (usize, u32), now: Nanos) {
+        let phase = self.chosen[index].0;
+        let mut scored = 0;
+        while look.next < self.schedules.len() && scored < SCORED_AT_ONCE {
+            let schedule = look.next;
+            look.next += 1;
+            let present = self.chosen[index].1.schedule;
+            if self.schedules[schedule].phase != phase || schedule == present {
+                continue;
+            }
+            scored += 1;
+            let score_us = self.score(index, case, schedule, &look.conditions);
+            let needed_us = if look.best.0 == present { look.present_us * (1.0 - GAIN_LEAST) } else { look.best.1 };
+            if score_us < needed_us {
+                look.best = (schedule, score_us);
+            }
+        }
+        if look.next < self.schedules.len() {
+            self.chosen[index].1.look = Some(look);
+            return;
+        }
+        let (to, expected_us) = look.best;
+        self.chosen[index].1.looked_at = now;
+        self.chosen[index].1.anchor = look.conditions;
+        if to != self.chosen[index].1.schedule {
+            let (why, times) = ((look.cause, look.conditions), (look.present_us, expected_us));
+            self.switch(index, to, why, times, context_tokens);
+        }
+    }
+
+    /// Takes another schedule, and writes down why.
+    fn switch(
+        &mut self,
+        index: usize,
+        to: usize,
+        (cause, conditions): (Cause, Conditions),
+        expected_us: (f64, f64),
+        context_tokens: u32,
+    ) {
+        let from = self.chosen[index].1.schedule;
+        let (before, after) = (self.schedules[from].cpu_threads, self.schedules[to].cpu_threads);
+        if before != after {
+            let crowding = (f64::from(after) / conditions.free_cores.max(0.25)).max(1.0);
+            self.senses.another_team(conditions.ratios[0] / conditions.crowding * crowding, crowding);
+        }
+        let anchor = self.conditions();
+        let chosen = &mut self.chosen[index].1;
+        let before_us = chosen.round_us.median();
+        chosen.trial = (before_us > 0.0).then_some(Trial { from, before_us, rounds: 0 });
+        (chosen.schedule, chosen.anchor, chosen.look) = (to, anchor, None);
+        if self.log.len() < LOG_MOST {
+            let evidence = String::new();
+            self.log.push(Switch { context_tokens, from, to, cause, expected_us, evidence });
+        }
+    }
+
+    /// Expected time of a round under a load; infinite for a schedule that failed under this load.
+    fn score(&mut self, index: usize, case: usize, schedule: usize, conditions: &Conditions) -> f64 {
+        let chosen = &self.chosen[index].1;
+        let is_still = |load: &Conditions| conditions.moved_since(load).1 < FORGOTTEN;
+        if chosen.failed.iter().any(|(failed, load)| *failed == schedule && is_still(load)) {
+            return f64::INFINITY;
+        }
+        let (kept, present) = (&self.schedules[schedule], self.schedules[chosen.schedule].cpu_threads);
+        let load = conditions.load_of(kept.cpu_threads, present);
         let case = &self.costs.cases[case];
-        let [cpu, gpu, link] = self.ratios;
-        // What others take of the team that runs is in the measured ratio; a team of another size meets it anew.
-        let kept_share = 1.0 - self.taken_share;
-        let free_threads = self.team_threads * kept_share;
-        let load = Load { cpu: (cpu * kept_share).max(1.0), gpu, link, free_threads };
         evaluate(&self.costs, case, &kept.prepared, &load, Horizon::Steady, &mut self.scratch)
+    }
+
+    /// The next round runs this schedule.
+    fn run(&mut self, schedule: usize, case: usize) {
+        let is_known = self.running.is_some_and(|(of, in_case, _)| (of, in_case) == (schedule, case));
+        if !is_known {
+            let prepared = &self.schedules[schedule].prepared;
+            let stretch = match self.contention {
+                Contention::Felt => stretch(&self.costs, &self.costs.cases[case], prepared, &mut self.scratch),
+                Contention::Absent => [1.0; 3],
+            };
+            self.running = Some((schedule, case, stretch));
+        }
     }
 
     /// Measured over expected times of CPU, GPU and link.
     pub fn ratios(&self) -> [f64; 3] {
-        self.ratios
+        self.senses.ratios()
     }
 
     /// Switches so far, the first few hundred.
     pub fn log(&self) -> &[Switch] {
         &self.log
     }
+
+    /// The last switch, to be completed with evidence.
+    pub fn last_switch(&mut self) -> Option<&mut Switch> {
+        self.log.last_mut()
+    }
+}
+
+impl Chosen {
+    fn new(base: usize, now: Nanos, anchor: Conditions) -> Self {
+        Chosen {
+            schedule: base,
+            base,
+            looked_at: now,
+            anchor,
+            look: None,
+            trial: None,
+            failed: Vec::with_capacity(FAILED_MOST),
+            round_us: Window::full_of(0.0),
+            began: None,
+        }
+    }
+}
+
+impl Look {
+    fn new(present: usize, present_us: f64, conditions: Conditions, cause: Cause) -> Self {
+        Look { conditions, cause, next: 0, present_us, best: (present, present_us) }
+    }
+}
+
+/// How many times longer CPU work and transfers of a schedule take than alone, because both read the DRAM.
+fn stretch(costs: &CostModel, case: &CaseCosts, prepared: &Prepared, scratch: &mut Scratch) -> [f64; 3] {
+    let busy = busy(costs, case, prepared, &Load::IDLE, scratch);
+    let items = costs.item_count();
+    let cpu_us = &case.cpu_us[prepared.team * items..(prepared.team + 1) * items];
+    let on_cpu = cpu_us.iter().zip(&prepared.on_gpu).filter(|(_, on_gpu)| !**on_gpu);
+    let alone_us: f64 = on_cpu.map(|(us, _)| f64::from(*us)).sum();
+    let streamed_us: f64 = prepared.streams.iter().map(|s| f64::from(case.items[s.item as usize].stream_us)).sum();
+    let of = |together_us: f64, alone_us: f64| if alone_us > 0.0 { (together_us / alone_us).max(1.0) } else { 1.0 };
+    [of(busy.cpu_us, alone_us), 1.0, of(busy.link_us, streamed_us)]
 }

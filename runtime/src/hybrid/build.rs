@@ -1,9 +1,9 @@
 //! Putting it together at load: a plan, its weights on the host, and a GPU become a [`Hybrid`].
 //! Next: `memory.rs`, `bound.rs`.
 
-use super::adapt::{Adaptive, Sample, Switch};
+use super::adapt::Contention;
 use super::bound::{Binder, Made, chosen, is_few, phase_tokens};
-use super::choose::{Table, context_of};
+use super::choose::context_of;
 use super::crossings::{ItemAccess, ops};
 use super::driver::{Driver, HandOver, Parts, Turn};
 use super::fills::Fills;
@@ -11,6 +11,8 @@ use super::inputs::{InputLayout, Inputs, mapped_memory};
 use super::marks::Timing;
 use super::memory::{GpuMap, GpuMemory, Tenants, matrix_bytes};
 use super::ops::{OpMaker, RoundArgs, Sizes, WeightShape};
+use super::select::Selector;
+use super::shrink::with_slots;
 use super::staging::StagingArea;
 use crate::Error;
 use crate::exec::prepare::{Limits, Prepared};
@@ -19,18 +21,23 @@ use crate::exec::states::{Piece, States};
 use crate::exec::trace::Trace;
 use crate::exec::{Round, WeightStore};
 use device::DeviceError;
+use device::clock::Clock;
 use device::gpu::{Gpu, GpuOp};
+use device::team::Pressure;
 use device::timeline::Timeline;
 use kernels::quant::packed_bytes;
 use plan_format::artifact::Plan;
 use plan_format::program::WeightRole;
-use plan_format::schedule::{Home, Promotion, Schedule};
+use plan_format::schedule::{Home, Promotion, Schedule, Slots};
+use shared_cli::output::say;
 use std::ops::Range;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 /// How long a GPU may be silent before it is given up.
 const SILENCE_MAX: Duration = Duration::from_secs(60);
+/// Rounds that are timed when one was unlike those before.
+const TIMED_WHEN_CURIOUS: u32 = 6;
 
 /// The GPU that takes part.
 pub struct GpuSide {
@@ -52,13 +59,25 @@ pub struct Hybrid {
     pub map: GpuMap,
     /// The GPU.
     pub gpu: Arc<dyn Gpu>,
-    table: Table,
-    /// Who changes schedules under load; `None` = there is nothing to choose, or nobody is to.
-    adaptive: Option<Mutex<Adaptive>>,
+    /// Which schedule each round takes.
+    pub selector: Selector,
     /// Steps of each part, by schedule.
     parts: Vec<Vec<PartSteps>>,
-    /// What a person should know: memory that could not be pinned.
+    /// What a person should know: memory that could not be pinned, slots that others left no room for.
     pub notes: Vec<String>,
+    watched: Mutex<FreeMemory>,
+}
+
+/// GPU memory that nobody has is looked at once in so many rounds.
+const LOOKED_ONE_IN: u32 = 16;
+/// With less than this the driver may fail to allocate what a recorded graph needs.
+const AT_RISK_BYTES: u64 = 64 << 20;
+
+/// What is known of free GPU memory.
+#[derive(Clone, Copy, Debug, Default)]
+struct FreeMemory {
+    rounds: u32,
+    is_scarce: bool,
 }
 
 /// Steps of a CPU part.
@@ -99,8 +118,11 @@ impl Hybrid {
         let input_layout = InputLayout::new(arena.limits, limits.sequences, here.iter().flatten());
         let sizes = sizes(plan, limits);
         let trig_bytes: Vec<u64> = prepared.sizes.trig.iter().map(|&bytes| bytes as u64).collect();
-        let notes = pin(&*gpu, weights)?.into_iter().collect();
+        let mut notes: Vec<String> = pin(&*gpu, weights)?.into_iter().collect();
         let memory = tenants.move_in(&*gpu, &*maker, &input_layout, &trig_bytes, &sizes)?;
+        notes.extend(fewer_slots(&memory, slots));
+        let plan = &*with_slots(plan, memory.slot_count);
+        let slots = &plan.slots;
         let host_arena = gpu.take_mapped(arena.size_bytes.max(1), "the host's activations")?;
         let inputs = Inputs::new(&gpu, input_layout)?;
         let routed = (0..program.items.len()).map(|item| chosen_experts(plan, weights, &*maker, item));
@@ -128,50 +150,54 @@ impl Hybrid {
         let mut take = |state: plan_format::StateId, bytes| here[state.index()].is_none().then(|| Shared::new(bytes));
         let states = States::new(program, state_limits, &mut take);
         let host = HostSide { values: mapped_memory(&gpu, host_arena), states };
-        let table = Table::new(plan, pinned_schedule);
-        let adaptive = Adaptive::new(plan).map(Mutex::new);
-        if adaptive.is_some() {
+        let contention = if matches!(gpu.clock(), Clock::Virtual(_)) { Contention::Absent } else { Contention::Felt };
+        let selector = Selector::new(plan, pinned_schedule, contention);
+        if selector.is_adaptive() {
             driver.time(Timing::Sampled);
         }
         let map = memory.map;
-        Ok((Hybrid { driver: Mutex::new(driver), map, gpu, table, adaptive, parts, notes }, host))
+        let watched = Mutex::new(FreeMemory::default());
+        Ok((Hybrid { driver: Mutex::new(driver), map, gpu, selector, parts, notes, watched }, host))
     }
 
     /// What a round is for the driver.
     pub fn turn<'a>(&'a self, round: &Round, trace: &'a Trace) -> Turn<'a> {
-        let base = self.table.choose(round);
-        let choose = |adaptive: &Mutex<Adaptive>| lock(adaptive).choose(base, context_of(round), trace.now());
-        let adaptive = self.adaptive.as_ref().filter(|_| self.table.pinned(round).is_none());
-        let schedule = adaptive.map_or(base, choose);
-        let (case, cpu_us) = self.table.expected(schedule, round);
+        let schedule = self.selector.choose(round, trace.now());
+        let (case, cpu_us) = self.selector.expected(schedule, round);
+        self.gpu.host_team(self.selector.threads(schedule) as u32, self.selector.threads_most() as u32);
         let (tokens, outputs) = (round.tokens.len() as u32, round.outputs.len() as u32);
         let args = RoundArgs { tokens, outputs, context_tokens: context_of(round) };
         Turn { schedule, args, case, cpu_us, trace }
     }
 
-    /// From now on rounds of this schedule's phase take it; `None` = they choose again.
-    pub fn pin(&mut self, schedule: Option<usize>) {
-        self.table.pin(schedule);
-    }
-
-    /// Schedules of decoding.
-    pub fn decoding(&self) -> Vec<usize> {
-        self.table.decoding()
-    }
-
-    /// Takes in what a round took. `taken_share` of the team's CPU time went to others.
-    pub fn observe(&self, taken_share: f32) {
-        let sample = Sample { taken_share: f64::from(taken_share), ..lock(&self.driver).take_sample() };
-        if let Some(adaptive) = &self.adaptive {
-            lock(adaptive).observe(&sample);
+    /// Takes in what a round took, and what others took of the team's cores.
+    pub fn observe(&self, pressure: Pressure) {
+        let mut driver = lock(&self.driver);
+        let (sample, pressure) = (driver.take_sample(), self.gpu.host_pressure().unwrap_or(pressure));
+        if self.selector.observe(sample, pressure) {
+            driver.time_next(TIMED_WHEN_CURIOUS);
         }
+        self.watch_memory(&mut driver);
     }
 
-    /// Switches of schedules so far, and measured over expected times of CPU, GPU and link.
-    pub fn switches(&self) -> (Vec<Switch>, [f64; 3]) {
-        let Some(adaptive) = &self.adaptive else { return (Vec::new(), [1.0; 3]) };
-        let adaptive = lock(adaptive);
-        (adaptive.log().to_vec(), adaptive.ratios())
+    /// When others have taken nearly all GPU memory nothing more is recorded: that would allocate, and fail.
+    fn watch_memory(&self, driver: &mut Driver) {
+        let mut watched = lock(&self.watched);
+        watched.rounds = watched.rounds.wrapping_add(1);
+        if watched.is_scarce || watched.rounds % LOOKED_ONE_IN != 1 {
+            return;
+        }
+        // A GPU that is lost is reported by the next round.
+        let Ok(memory) = self.gpu.memory() else { return };
+        if memory.unclaimed_bytes < AT_RISK_BYTES && memory.total_bytes > memory.ours_bytes + AT_RISK_BYTES {
+            watched.is_scarce = true;
+            driver.record_no_more();
+            say(format_args!(
+                "warning: other programs have taken the GPU's memory, {} MiB are left: nothing more is recorded there, \
+                 which costs some speed; the run goes on with what it has",
+                memory.unclaimed_bytes >> 20
+            ));
+        }
     }
 
     /// Reads a state's bytes from the GPU. Errors: the GPU is lost.
@@ -187,11 +213,6 @@ impl Hybrid {
     /// Steps of a schedule's CPU parts.
     pub fn parts(&self, schedule: usize) -> &[PartSteps] {
         &self.parts[schedule]
-    }
-
-    /// CPU threads of a schedule.
-    pub fn threads(&self, schedule: usize) -> usize {
-        self.table.threads(schedule)
     }
 }
 
@@ -230,6 +251,18 @@ fn table_places(routed: impl Iterator<Item = Option<usize>>) -> (u64, Vec<Option
     };
     let places = routed.map(place).collect();
     (end, places)
+}
+
+/// What to say when others left too little room for all slots.
+fn fewer_slots(memory: &GpuMemory, planned: &Slots) -> Option<String> {
+    let (left, wanted) = (memory.slot_count, planned.slots.len());
+    let note = || {
+        format!(
+            "other programs hold GPU memory: {left} of {wanted} slots for streamed weights fit, so fewer are streamed \
+             and decoding is slower; end those programs, or plan with a smaller --vram"
+        )
+    };
+    (left < wanted).then(note)
 }
 
 /// Where pieces of streamed weights arrive.

@@ -65,12 +65,17 @@ impl Table {
 
     /// The schedule of a round at no load.
     pub fn choose(&self, round: &Round) -> usize {
-        if let Some(pinned) = self.pinned(round) {
-            return pinned;
-        }
         let phase = self.phase(round.tokens.len(), round.outputs.len());
+        self.pinned(round).unwrap_or_else(|| self.idle_cell(phase, context_of(round)))
+    }
+
+    /// The schedule of decoding at no load, pinned or not; `None` = the plan has none.
+    pub fn unloaded(&self, context_tokens: u32) -> Option<usize> {
+        self.regimes.phases.contains(&Phase::Decode).then(|| self.idle_cell(Phase::Decode, context_tokens))
+    }
+
+    fn idle_cell(&self, phase: Phase, context: u32) -> usize {
         let RegimeMap { phases, context_tokens, cpu_slowdown, gpu_slowdown, link_slowdown, cells } = &self.regimes;
-        let context = context_of(round);
         let bucket = context_tokens.iter().position(|&end| end >= context);
         let bucket = bucket.unwrap_or(context_tokens.len().saturating_sub(1));
         let phase = phases.iter().position(|known| *known == phase).unwrap_or(0);

@@ -76,6 +76,8 @@ pub struct Driver {
     /// The smallest transfer that can be made at any time: to sense a link that the schedule leaves idle.
     probe: Option<Probe>,
     idle_rounds: u32,
+    /// Whether work that comes again is recorded.
+    records: bool,
     /// Commands queued in this round.
     queued: usize,
     waits: VecDeque<(usize, CpuTicket)>,
@@ -177,6 +179,7 @@ impl Driver {
             part_start: Nanos(0),
             probe,
             idle_rounds: 0,
+            records: true,
             queued: 0,
             waits: VecDeque::with_capacity(waits),
             signals: VecDeque::with_capacity(signals),
@@ -272,6 +275,16 @@ impl Driver {
         self.marks.set(timing);
     }
 
+    /// Nothing more is recorded: what is not yet runs step by step.
+    pub fn record_no_more(&mut self) {
+        self.records = false;
+    }
+
+    /// All GPU work of the next rounds is timed.
+    pub fn time_next(&mut self, rounds: u32) {
+        self.marks.time_next(rounds);
+    }
+
     /// Before CPU part `part`: queues what belongs before and beside it, and waits for what it needs.
     /// Errors: the GPU is lost or silent.
     pub fn before_part(&mut self, turn: &Turn, part: usize) -> Result<(), Error> {
@@ -360,6 +373,9 @@ impl Driver {
 
     /// Operators do what they must not do while a stream waits for the host.
     fn settle(&mut self, schedule: usize) -> Result<(), Error> {
+        if !self.records {
+            return Ok(());
+        }
         let operators = self.bound[schedule].operators.iter().flat_map(|operators| operators.iter());
         for op in operators.chain(&self.prologue).filter(|op| op.is_unsettled()) {
             self.timeline.settle(&**op)?;

@@ -68,6 +68,8 @@ pub struct Marks {
     bases: Vec<(EventId, Nanos)>,
     base: usize,
     rounds: u32,
+    /// Rounds that are timed whatever their number.
+    timed_next: u32,
 }
 
 impl Marks {
@@ -76,9 +78,15 @@ impl Marks {
         self.timing = timing;
     }
 
+    /// Where samples are enough, the next rounds are all timed.
+    pub fn time_next(&mut self, rounds: u32) {
+        self.timed_next = self.timed_next.max(rounds);
+    }
+
     /// A round begins on the compute stream. Errors: the GPU is lost.
     pub fn begin(&mut self, gpu: &dyn Gpu, compute: StreamId, now: Nanos) -> Result<(), Error> {
         self.rounds = self.rounds.wrapping_add(1);
+        self.timed_next = self.timed_next.saturating_sub(1);
         if !self.is_timed() {
             return Ok(());
         }
@@ -95,7 +103,7 @@ impl Marks {
     pub fn is_timed(&self) -> bool {
         match self.timing {
             Timing::Off => false,
-            Timing::Sampled => self.rounds % SAMPLED_ONE_IN == 1,
+            Timing::Sampled => self.timed_next > 0 || self.rounds % SAMPLED_ONE_IN == 1,
             Timing::On => true,
         }
     }

@@ -6,9 +6,11 @@
 
 use super::inputs::InputLayout;
 use super::ops::{GpuInputs, GpuKv, GpuSmall, GpuState, GpuWeight, OpMaker, Sizes, WeightShape};
+use super::shrink::first_slots;
 use crate::Error;
 use crate::exec::WeightStore;
 use crate::exec::states::{StateLayout, StateLimits};
+use device::DeviceError;
 use device::gpu::{DevicePtr, DeviceRegion, Gpu};
 use kernels::cuda::{GpuLayout, tile_rows};
 use kernels::quant::{pack_panels, packed_bytes, panels};
@@ -77,6 +79,8 @@ pub struct GpuMemory {
     pub scratch: DeviceRegion,
     /// The round's inputs.
     pub inputs: DeviceRegion,
+    /// Slots that there was room for.
+    pub slot_count: usize,
 }
 
 /// Consecutive places in a region, handed out before its address is known.
@@ -170,7 +174,8 @@ impl Tenants<'_> {
         layouts
     }
 
-    /// Takes all memory, and uploads the weights. Errors: more than the ceiling leaves, before anything is taken.
+    /// Takes all memory, and uploads the weights. Where others have taken so much that the slots do not fit, there are
+    /// fewer of them. Errors: more than the ceiling leaves, or than others do without slots, before anything is taken.
     pub fn move_in(
         &self,
         gpu: &dyn Gpu,
@@ -185,14 +190,14 @@ impl Tenants<'_> {
             ("resident weights", layouts.weights.end_bytes),
             ("states of resident items", layouts.states.end_bytes),
             ("activations", layouts.arena.end_bytes),
-            ("temporary slots", self.slots.total_bytes()),
             ("working memory of kernels", scratch_bytes),
+            ("temporary slots", self.slots.total_bytes()),
         ];
         check_budget(gpu, &wanted)?;
         let take = |(purpose, bytes): (&str, u64)| gpu.take_memory(bytes, purpose);
-        let [weights, states, arena, slots, scratch] = wanted;
-        let (weights, states, arena) = (take(weights)?, take(states)?, take(arena)?);
-        let (slots, scratch) = (take(slots)?, take(scratch)?);
+        let [weights, states, arena, scratch, _] = wanted;
+        let (weights, states, arena, scratch) = (take(weights)?, take(states)?, take(arena)?, take(scratch)?);
+        let (slots, slot_count) = self.take_slots(gpu)?;
         let map = layouts.map(self, [weights.start, states.start, arena.start], inputs);
         self.upload(gpu, &map)?;
         zero_states(gpu, states)?;
@@ -200,7 +205,19 @@ impl Tenants<'_> {
             mark_empty(gpu, state)?;
         }
         let inputs = DeviceRegion { start: arena.start.offset(layouts.inputs), bytes: inputs.size_bytes };
-        Ok(GpuMemory { map, slots, scratch, inputs })
+        Ok(GpuMemory { map, slots, scratch, inputs, slot_count })
+    }
+
+    /// As many slots as there is room for.
+    fn take_slots(&self, gpu: &dyn Gpu) -> Result<(DeviceRegion, usize), Error> {
+        let mut count = self.slots.slots.len();
+        loop {
+            let bytes = first_slots(self.slots, count).total_bytes();
+            match gpu.take_memory(bytes, "temporary slots") {
+                Err(DeviceError::GpuMemory { .. }) if count > 0 => count -= 1,
+                outcome => return Ok((outcome?, count)),
+            }
+        }
     }
 
     fn upload(&self, gpu: &dyn Gpu, map: &GpuMap) -> Result<(), Error> {
@@ -235,10 +252,12 @@ impl Tenants<'_> {
     }
 }
 
+/// Whether all fits; if only others are in the way, whether all but the last does.
 fn check_budget(gpu: &dyn Gpu, wanted: &[(&'static str, u64)]) -> Result<(), Error> {
-    let needed_bytes: u64 = wanted.iter().map(|(_, bytes)| bytes.next_multiple_of(ALIGNMENT_BYTES)).sum();
-    let free_bytes = gpu.memory()?.free_bytes;
-    if needed_bytes <= free_bytes {
+    let sum = |wanted: &[(&str, u64)]| wanted.iter().map(|(_, bytes)| bytes.next_multiple_of(ALIGNMENT_BYTES)).sum();
+    let (needed_bytes, device::gpu::GpuMemory { free_bytes, unclaimed_bytes, .. }) = (sum(wanted), gpu.memory()?);
+    let least_bytes: u64 = sum(&wanted[..wanted.len() - 1]);
+    if needed_bytes <= free_bytes || (needed_bytes > unclaimed_bytes && least_bytes <= free_bytes) {
         return Ok(());
     }
     let parts = wanted.iter().map(|(what, bytes)| format!("{what} {} MiB", bytes.div_ceil(1 << 20)));

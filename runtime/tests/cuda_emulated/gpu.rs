@@ -128,7 +128,8 @@ impl Gpu for EmulatedGpu {
     }
 
     fn memory(&self) -> Result<GpuMemory, DeviceError> {
-        Ok(GpuMemory { total_bytes: MEMORY_BYTES, free_bytes: MEMORY_BYTES, ours_bytes: 0 })
+        let all = MEMORY_BYTES;
+        Ok(GpuMemory { total_bytes: all, free_bytes: all, ours_bytes: 0, unclaimed_bytes: all })
     }
 
     fn take_memory(&self, bytes: u64, _: &str) -> Result<DeviceRegion, DeviceError> {
