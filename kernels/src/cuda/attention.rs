@@ -2,7 +2,7 @@
 
 use super::args::{AttentionArgs, View};
 use super::ops::{CacheType, KvCache, RoundInputs};
-use super::{DevicePtr, Launch};
+use super::{Chip, DevicePtr, Launch};
 use crate::cpu::ops::attention::{AttentionShape, Mask};
 
 /// Slots of a split: the place of a token's partial results depends on nothing else.
@@ -79,8 +79,8 @@ pub struct Attend<'a> {
 }
 
 impl Attend<'_> {
-    /// Launches by a method that takes the shape, in order; the partials have room for all tokens.
-    pub fn launches(&self, method: Method, tokens: u32) -> Vec<Launch> {
+    /// Launches on a chip by a method that takes the shape, in order; the partials have room for all tokens.
+    pub fn launches(&self, chip: Chip, method: Method, tokens: u32) -> Vec<Launch> {
         let args = self.arguments(tokens);
         let group = (self.shape.q_heads / self.shape.kv_heads.max(1)) as u32;
         let (q_heads, kv_heads, v_cols) = (args.q_heads, args.kv_heads, args.v_head_cols);
@@ -95,14 +95,16 @@ impl Attend<'_> {
                 ]
             }
             Method::Tiled => {
-                let (kernel, threads, rows, slots) = match args.k_head_cols {
-                    64 => ("attention64", 256, 128, 64),
-                    128 => ("attention128", 256, 128, 64),
-                    _ => ("attention256", 128, 64, 32),
+                let (module, kernel, threads, rows, slots) = match (chip, args.k_head_cols) {
+                    (Chip::Sm90, 64) => ("attention_sm90", "attention64", 256, 128, 128),
+                    (Chip::Sm90, 128) => ("attention_sm90", "attention128", 256, 128, 128),
+                    (_, 64) => ("attention_prefill", "attention64", 256, 128, 64),
+                    (_, 128) => ("attention_prefill", "attention128", 256, 128, 64),
+                    _ => ("attention_prefill", "attention256", 128, 64, 32),
                 };
                 let grid = [(tokens * group).div_ceil(rows), kv_heads, 1];
                 let shared_bytes = 2 * args.k_head_cols * (rows + 4 * slots);
-                vec![Launch::new("attention_prefill", kernel, grid, threads, &args).with_shared(shared_bytes)]
+                vec![Launch::new(module, kernel, grid, threads, &args).with_shared(shared_bytes)]
             }
         }
     }
@@ -120,7 +122,7 @@ impl Attend<'_> {
             let (positions, sequences) = (from(self.inputs.positions), from(self.inputs.sequences));
             let inputs = RoundInputs { positions, sequences, ..*self.inputs };
             let group = Attend { q: row(self.q), out: row(self.out), inputs: &inputs, ..*self };
-            launches.extend(group.launches(Method::Split, room_tokens.min(tokens - first)));
+            launches.extend(group.launches(Chip::Portable, Method::Split, room_tokens.min(tokens - first)));
         }
         launches
     }

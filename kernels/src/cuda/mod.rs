@@ -45,7 +45,7 @@ pub fn modules() -> impl Iterator<Item = &'static str> {
 
 /// Names of the modules that a chip takes, sorted.
 pub fn modules_on(chip: Chip) -> impl Iterator<Item = &'static str> {
-    modules().filter(move |name| chip == Chip::Sm90 || !name.contains("_sm90_"))
+    modules().filter(move |name| chip == Chip::Sm90 || !name.contains("_sm90"))
 }
 
 /// Modules that every program may need.
@@ -69,6 +69,9 @@ pub fn modules_for(
     lookups: impl IntoIterator<Item = (WeightType, GpuLayout)>,
 ) -> Vec<&'static str> {
     let mut names = GENERAL.to_vec();
+    if chip == Chip::Sm90 {
+        names.push("attention_sm90");
+    }
     for (ty, layout) in products {
         match ty.is_plain() {
             true => names.push(product::float_module(ty)),

@@ -60,7 +60,7 @@ impl Lower<'_> {
         let start = self.env.scratch.start;
         let (sums, scales) =
             (at(start.offset(self.scratch.partial_sums)), at(start.offset(self.scratch.partial_scales)));
-        let room_bytes = self.scratch.partial_sum_bytes;
+        let (room_bytes, chip) = (self.scratch.partial_sum_bytes, self.chip);
         self.emit(move |args, out| {
             let slots = slots_seen(&tables, args.context_tokens, slots);
             let partials = Partials { sums, scales, splits: Partials::splits(slots) };
@@ -72,7 +72,7 @@ impl Lower<'_> {
                     let room = room_bytes / Partials::bytes_per_token(shape, slots).0.max(1);
                     out.extend(attend.launches_in_groups(args.tokens, room.min(u64::from(u32::MAX)) as u32));
                 }
-                _ => out.extend(attend.launches(method, args.tokens)),
+                _ => out.extend(attend.launches(chip, method, args.tokens)),
             }
         });
         Ok(())
