@@ -22,12 +22,12 @@ use crate::cpu::matmul::Product;
 
 engine!(
     Words, WordVectors, "avx2,fma,f16c", parts: 2, unpacked: Narrow,
-    alone: 2 [1], direct: 2 to 1 [1], tile: [4 2 1], plain_direct: 2 [2 1], plain_tile: [4 2 1]
+    alone: 2 [1], direct: 2 to 4 [4 3 2 1], tile: [4 2 1], plain_direct: 2 [2 1], plain_tile: [4 2 1]
 );
 
 engine!(
     Vnni, VnniVectors, "avx2,fma,f16c,avxvnni", parts: 2, unpacked: Raised,
-    alone: 2 [1], direct: 2 to 1 [1], tile: [4 2 1], plain_direct: 2 [2 1], plain_tile: [4 2 1]
+    alone: 2 [1], direct: 2 to 4 [4 3 2 1], tile: [4 2 1], plain_direct: 2 [2 1], plain_tile: [4 2 1]
 );
 
 /// How 8-bit products are summed.
@@ -174,8 +174,9 @@ macro_rules! vectors {
     unsafe fn field(v: __m256i, from: usize, to: usize, mask: u8) -> __m256i {
         // SAFETY: the trait's contract.
         unsafe {
-            let moved = if from <= to { Self::shl(v, to - from) } else { Self::shr(v, from - to) };
-            Self::and(moved, Self::splat8(mask as i8))
+            // Down, then up: the other way round it would depend on `from` which way to shift.
+            let field = Self::and(Self::shr(v, from), Self::splat8((mask >> to) as i8));
+            if to == 0 { field } else { Self::shl(field, to) }
         }
     }
 
@@ -340,13 +341,27 @@ unsafe fn word_dots<C: Codes, const T: usize, const P: usize>(
     // SAFETY: as the caller's.
     unsafe {
         let mut dots = [start_values::<WordVectors, C, T>(span, acts); P];
-        for (part, dots) in dots.iter_mut().enumerate() {
-            for first in span.groups().step_by(C::WORD_GROUPS) {
-                let groups = first..span.groups().end.min(first + C::WORD_GROUPS);
-                add_words::<C, T>(dots, groups, (codes, part), acts);
-            }
+        // Written out, since the compiler keeps what a loop indexes in memory. A panel has two vectors.
+        add_word_products::<C, T>(&mut dots[0], span, (codes, 0), acts);
+        if P > 1 {
+            add_word_products::<C, T>(&mut dots[P - 1], span, (codes, P - 1), acts);
         }
         dots
+    }
+}
+
+/// Adds the products of a span of columns of one vector of rows.
+#[inline(always)]
+unsafe fn add_word_products<C: Codes, const T: usize>(
+    dots: &mut [__m256i; T],
+    span: Span,
+    codes: (&impl PartCodes<WordVectors>, usize),
+    acts: &[*const u8; T],
+) {
+    for first in span.groups().step_by(C::WORD_GROUPS) {
+        let groups = first..span.groups().end.min(first + C::WORD_GROUPS);
+        // SAFETY: as the caller's.
+        unsafe { add_words::<C, T>(dots, groups, codes, acts) };
     }
 }
 
@@ -389,14 +404,30 @@ unsafe fn vnni_dots<C: Codes, const T: usize, const P: usize>(
     // SAFETY: as the caller's.
     unsafe {
         let mut dots = [start_values::<VnniVectors, C, T>(span, acts); P];
-        for (part, dots) in dots.iter_mut().enumerate() {
-            for g in span.groups() {
-                let code = codes.vector(part, g);
-                for (dot, act) in dots.iter_mut().zip(acts) {
-                    *dot = _mm256_dpbusd_avx_epi32(*dot, code, VnniVectors::broadcast32(act.add(4 * g)));
-                }
-            }
+        // Written out, since the compiler keeps what a loop indexes in memory. A panel has two vectors.
+        add_products(&mut dots[0], span, (codes, 0), acts);
+        if P > 1 {
+            add_products(&mut dots[P - 1], span, (codes, P - 1), acts);
         }
         dots
+    }
+}
+
+/// Adds the products of a span of columns of one vector of rows.
+#[inline(always)]
+unsafe fn add_products<const T: usize>(
+    dots: &mut [__m256i; T],
+    span: Span,
+    (codes, part): (&impl PartCodes<VnniVectors>, usize),
+    acts: &[*const u8; T],
+) {
+    // SAFETY: as the caller's.
+    unsafe {
+        for g in span.groups() {
+            let code = codes.vector(part, g);
+            for (dot, act) in dots.iter_mut().zip(acts) {
+                *dot = _mm256_dpbusd_avx_epi32(*dot, code, VnniVectors::broadcast32(act.add(4 * g)));
+            }
+        }
     }
 }
