@@ -87,6 +87,18 @@ fn tensors_that_are_missing_odd_or_left_over_are_named() {
     refused(Edit::of("gpt-oss").drop_tensor("blk.0.attn_sinks.weight"), &["attn_sinks", "missing"]);
 }
 
+/// R15: the third way of storing experts; the other two are read.
+#[test]
+fn experts_one_by_one_are_refused_with_the_layout_that_is_read() {
+    let parts = ["gate", "up", "down"];
+    let stacked = parts
+        .iter()
+        .fold(Edit::of("qwen3moe"), |edit, part| edit.drop_tensor(&format!("blk.0.ffn_{part}_exps.weight")));
+    let single =
+        (0..8).fold(stacked, |edit, expert| edit.tensor(&format!("blk.0.ffn_gate.{expert}.weight"), &[256, 256], Q4_K));
+    refused(single, &["blk.0.ffn_gate.0.weight", "old layout", "blk.0.ffn_gate_exps.weight", "convert"]);
+}
+
 #[test]
 fn a_missing_output_ties_the_head_in_every_family_and_is_counted_once() {
     for name in ["llama", "qwen2", "glm4", "qwen3moe", "gpt-oss", "qwen3next", "qwen35moe", "llama4", "deepseek2"] {

@@ -34,6 +34,17 @@ pub enum LowerError {
         /// What it is needed for.
         purpose: String,
     },
+    /// Experts that are tensors of their own, as converters wrote them until 2024.
+    #[error(
+        "tensor `{tensor}` holds a single expert, an old layout that is not read here; all experts of a layer are \
+         expected in one tensor, `{expected}`: convert the model again"
+    )]
+    OldExperts {
+        /// The first one.
+        tensor: String,
+        /// What is read.
+        expected: String,
+    },
     /// A tensor's shape contradicts the metadata.
     #[error("tensor `{tensor}` has the shape {found:?}; the metadata make it {expected:?}")]
     Shape {

@@ -5,11 +5,12 @@ use super::{machine, output};
 use crate::compile::{Deciding, HostWeights, PlanError, PlanInputs, Planned, plan_model};
 use crate::cost::PriceError;
 use crate::place::search::SearchError;
+use crate::profile::Profile;
 use crate::regime::{Grid, SolveError};
 use clap::Args;
 use gguf::Model;
-use plan_format::artifact::{KvType, Options, Plan};
 use kernels::cuda::Chip;
+use plan_format::artifact::{KvType, Options, Plan};
 use plan_format::fingerprint::{DeviceFingerprint, ModelFingerprint, full_hash, of_model};
 use plan_format::program::Program;
 use plan_format::text::bytes_text;
@@ -79,9 +80,10 @@ fn store_code(plan: &mut Plan, here: Option<&DeviceFingerprint>, progress: &Prog
     Ok(())
 }
 
-/// Files that are read: the model or plan, and the profile that `--device` names.
+/// Files that are read: the model or plan, the profile that `--device` names, counts of experts.
 pub fn inputs(args: &PlanArgs) -> Vec<&Path> {
-    std::iter::once(args.model.as_path()).chain(args.device.as_deref().map(Path::new)).collect()
+    let device = args.device.as_deref().map(Path::new);
+    std::iter::once(args.model.as_path()).chain(device).chain(args.routing.as_deref()).collect()
 }
 
 /// Beside the model's first shard.
@@ -131,6 +133,7 @@ pub fn decided(args: &PlanArgs, progress: &Progress) -> Result<Decided, Failure>
     let (file, model, program) = opened(args, progress)?;
     let machine::Target { profile, fingerprint: device, fresh_points } =
         machine::planned_for(args.device.as_deref(), (&program, args.kv_type.into()), progress)?;
+    let profile = Profile { routing: args.routing(&program)?, ..profile };
     let options = args.options(program.context_tokens, Some(&profile))?;
     let ubatch_tokens = args.ubatches(options.context_tokens, &profile)?;
     progress.step("planning");

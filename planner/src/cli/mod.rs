@@ -14,6 +14,7 @@ mod options;
 mod output;
 mod profile;
 mod report;
+mod routing;
 mod simulate;
 mod size;
 mod subject;

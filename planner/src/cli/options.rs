@@ -3,10 +3,12 @@
 
 use super::{Amount, parse_amount};
 use crate::profile::Profile;
-use anyhow::anyhow;
+use anyhow::{Context as _, anyhow};
 use clap::{Args, ValueEnum};
 use plan_format::arena::RoundLimits;
 use plan_format::artifact::{KvType, Options};
+use plan_format::program::Program;
+use plan_format::routing::RoutingCounts;
 use plan_format::text::bytes_text;
 use shared_cli::Failure;
 use std::path::PathBuf;
@@ -58,6 +60,10 @@ pub struct PlanArgs {
     /// Plan for another machine: a device profile's file, or sim:NAME for a simulated one.
     #[arg(long, value_name = "FILE")]
     pub device: Option<String>,
+    /// How often the model's experts are chosen, as `ats-run generate --routing FILE` counted it: what rounds of
+    /// several tokens read of each layer's experts follows from it [default: all are chosen alike].
+    #[arg(long, value_name = "FILE")]
+    pub routing: Option<PathBuf>,
 }
 
 /// [`KvType`] as it is typed.
@@ -97,6 +103,20 @@ impl PlanArgs {
             generate_tokens: self.generate.unwrap_or(DEFAULT_GENERATE_TOKENS),
             kv_type: self.kv_type.into(),
         })
+    }
+
+    /// The counts of `--routing`.
+    ///
+    /// # Errors
+    /// A file that holds none, or those of another model.
+    pub fn routing(&self, program: &Program) -> Result<Option<RoutingCounts>, Failure> {
+        let Some(path) = &self.routing else { return Ok(None) };
+        let text = std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()));
+        let counts = RoutingCounts::from_json(&text.map_err(Failure::failed)?);
+        let fitting = counts.and_then(|counts| counts.check(program).map(|()| counts));
+        let counts = fitting.with_context(|| format!("--routing {}", path.display()));
+        let hint = "count this model's choices: ats-run generate MODEL --file TEXT --routing FILE";
+        counts.map(Some).map_err(|error| Failure::usage(error).hint(hint))
     }
 
     /// Ubatches to choose from: the one asked for, else the usual ones that the context holds, else all of it; none

@@ -2,6 +2,7 @@
 
 use crate::compile::{Planned, Reasons};
 use crate::measure::{DISTURBANCE, Shape, shapes, unmeasured};
+use crate::place::hot;
 use crate::place::ilp::{Integer, Proof};
 use crate::place::search::{Query, cross_check};
 use crate::place::summary;
@@ -60,6 +61,8 @@ fn decided(reasons: &Reasons, progress: &Progress, text: &mut String) {
         progress.step("comparing with the integer program");
         integer_line(&query, reasons, text);
     }
+    let counts = reasons.profile.routing.as_ref();
+    text.push_str(&counts.and_then(|counts| hot::line(&query, &reasons.solved.decision, counts)).unwrap_or_default());
     let schedules = reasons.solved.parts.schedules.len();
     let cells = reasons.solved.parts.regimes.cells.len();
     let _ = writeln!(text, "{schedules} schedules for {cells} cells of phase, context and load");

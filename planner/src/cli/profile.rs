@@ -1,6 +1,6 @@
 //! `ats-plan profile`: measures this machine, or asks a simulated one, and keeps the profile where `compile` finds it.
 
-use super::machine;
+use super::{machine, routing};
 use crate::measure::{self, MeasureError, Needs, Pace, Shape, Watch, cuda};
 use crate::profile::{Backend, Gpu, Operator, Profile};
 use clap::Args;
@@ -24,10 +24,20 @@ pub struct ProfileArgs {
     /// Measure a simulated machine (sim:NAME) through the interface of real ones, and print its profile.
     #[arg(long, value_name = "sim:NAME", conflicts_with = "model")]
     pub device: Option<String>,
+    /// Measure nothing, but count how often --model chooses each of its experts for --text, on the CPU, and write that
+    /// for `compile --routing`.
+    #[arg(long, value_name = "FILE", requires = "model", requires = "text", conflicts_with_all = ["out", "device"])]
+    pub routing: Option<PathBuf>,
+    /// The text to count choices for; the more like what the model will read and write, the better.
+    #[arg(long, value_name = "FILE", requires = "routing")]
+    pub text: Option<PathBuf>,
 }
 
 /// Measures and keeps the profile.
 pub fn run(args: &ProfileArgs) -> Result<(), Failure> {
+    if let (Some(out), Some(model), Some(text)) = (&args.routing, &args.model, &args.text) {
+        return routing::count(model, text, out);
+    }
     let progress = Progress::start();
     if let Some(out) = &args.out {
         refuse_places(&[out], &args.model.iter().map(PathBuf::as_path).collect::<Vec<_>>())?;

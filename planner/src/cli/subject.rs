@@ -5,6 +5,7 @@ use super::compile::explain;
 use super::machine;
 use super::options::PlanArgs;
 use crate::compile::{Deciding, PlanInputs, Planned, Reasons, plan_model};
+use crate::profile::Profile;
 use crate::regime::Grid;
 use crate::simulate::with_link;
 use anyhow::{Context, anyhow};
@@ -143,6 +144,7 @@ impl Fresh {
         let kv_type = if f32_before { KvType::F32 } else { args.kv_type.into() };
         let machine = machine::planned_for(self.device.as_deref(), (&self.program, kv_type), progress)?;
         let profile = anew.link_gb_per_s.map_or(machine.profile.clone(), |rate| with_link(&machine.profile, rate));
+        let profile = Profile { routing: args.routing(&self.program)?, ..profile };
         if anew.link_gb_per_s.is_some() && profile.gpu.is_none() {
             let error = anyhow!("a link was given, but the machine `{}` has no GPU to link to", profile.name);
             return Err(Failure::usage(error));

@@ -10,6 +10,7 @@ use plan_format::artifact::KvType;
 use plan_format::costs::{CaseCosts, CostModel, ItemCost, Team};
 use plan_format::operands::Columns;
 use plan_format::program::{Item, ItemKind, OpKind, Program};
+use plan_format::routing::LayerHits;
 use plan_format::schedule::Phase;
 use plan_format::sizes::CacheSpan;
 use plan_format::{ItemId, WeightId};
@@ -72,7 +73,7 @@ pub fn price(program: &Program, profile: &Profile, demand: &Demand) -> Result<Pr
 /// The times that pricing a program asks a profile for: kinds of operator with their types, each once.
 pub fn needs(program: &Program, kv_type: KvType) -> Vec<(Operator, &'static str)> {
     let round = Round { tokens: 1, outputs: 1, context_tokens: 1, kv_type };
-    let works = program.ops.iter().flat_map(|op| works(program, &op.kind, &round));
+    let works = program.ops.iter().flat_map(|op| works(program, &op.kind, &round, None));
     let mut needs = Vec::new();
     for need in works.map(|work| (work.operator, work.weight_type)) {
         if !needs.contains(&need) {
@@ -267,7 +268,7 @@ impl Pricer<'_> {
             return Ok((cost, 0));
         }
         let chosen = chosen(self.program, item);
-        let stream = streaming(self.program, &item.weights, chosen, round);
+        let stream = streaming(self.program, &item.weights, chosen, round, self.hits(item));
         let router = self.edges.routers[index];
         if stream.needs_router && router.is_none() {
             return Ok((cost, 0));
@@ -282,7 +283,7 @@ impl Pricer<'_> {
 
     /// Bytes of weights and states that an item reads in a round.
     fn read_bytes(&self, item: &Item, round: &Round) -> u64 {
-        let heavy = ops(self.program, item).flat_map(|kind| works(self.program, kind, round));
+        let heavy = ops(self.program, item).flat_map(|kind| works(self.program, kind, round, self.hits(item)));
         let bytes: f64 = heavy.filter(|work| work.operator != Operator::Elementwise).map(|w| w.bytes).sum();
         bytes as u64
     }
@@ -296,11 +297,16 @@ impl Pricer<'_> {
         let mut total_us = 0.0;
         for kind in ops(self.program, item) {
             total_us += fixed_us;
-            for work in works(self.program, kind, round) {
+            for work in works(self.program, kind, round, self.hits(item)) {
                 total_us += self.work_us(&work, backend, threads)?;
             }
         }
         Ok(total_us)
+    }
+
+    /// How often the experts of the item's layer were chosen, if that was counted.
+    fn hits(&self, item: &Item) -> Option<&LayerHits> {
+        self.profile.routing.as_ref()?.layer(item.layer?)
     }
 
     fn work_us(&mut self, work: &Work, backend: Backend, threads: u16) -> Result<f64, NotMeasured> {

@@ -8,6 +8,7 @@ use gguf::GgmlType;
 use plan_format::artifact::KvType;
 use plan_format::operands::Columns;
 use plan_format::program::{Attention, Mask, OpKind, Program, Rows, StateKind, WeightRole};
+use plan_format::routing::LayerHits;
 use plan_format::schedule::Phase;
 use plan_format::{StateId, WeightId};
 
@@ -68,21 +69,30 @@ pub fn distinct_experts(experts: u64, chosen: u64, tokens: u32) -> f64 {
     experts as f64 * (1.0 - missed_by_one.powi(tokens.min(1 << 20) as i32))
 }
 
+/// The same as they were counted to be chosen in a layer, if they were.
+fn distinct_of(experts: u64, chosen: u64, tokens: u32, hits: Option<&LayerHits>) -> f64 {
+    match hits.filter(|hits| (hits.hits.len() as u64, u64::from(hits.chosen)) == (experts, chosen)) {
+        // One token chooses as many as it does, without rounding.
+        Some(hits) if tokens > 1 => hits.distinct(tokens),
+        _ => distinct_experts(experts, chosen, tokens),
+    }
+}
+
 /// Name of a weight's type.
 fn type_name(program: &Program, weight: WeightId) -> &'static str {
     let tensor = &program.tensors[program.weights[weight.index()].tensor.index()];
     GgmlType::from_id(tensor.ggml_type).name()
 }
 
-/// The parts of an operator's work.
-pub(super) fn works(program: &Program, kind: &OpKind, round: &Round) -> Vec<Work> {
+/// The parts of an operator's work. `hits` are the counts of the operator's layer.
+pub(super) fn works(program: &Program, kind: &OpKind, round: &Round, hits: Option<&LayerHits>) -> Vec<Work> {
     match kind {
         OpKind::MatMul { x, parts } => {
             let tokens = round.rows(program.values[x.value.index()].rows) as f64;
             parts.iter().map(|part| product(program, part.weight, tokens)).collect()
         }
         OpKind::ExpertMatMul { chosen, parts, .. } => {
-            parts.iter().map(|part| experts(program, part.weight, *chosen, round)).collect()
+            parts.iter().map(|part| experts(program, part.weight, *chosen, round, hits)).collect()
         }
         OpKind::HeadMatMul { weight, .. } => vec![product(program, *weight, f64::from(round.tokens))],
         OpKind::Attention { cache, attention, .. } => vec![attend(program, *cache, attention, round)],
@@ -104,10 +114,10 @@ fn product(program: &Program, weight: WeightId, tokens: f64) -> Work {
     }
 }
 
-fn experts(program: &Program, weight: WeightId, chosen: u32, round: &Round) -> Work {
+fn experts(program: &Program, weight: WeightId, chosen: u32, round: &Round, hits: Option<&LayerHits>) -> Work {
     let tensor = &program.tensors[program.weights[weight.index()].tensor.index()];
     let count = tensor.dims[2].max(1);
-    let distinct = distinct_experts(count, u64::from(chosen).min(count), round.tokens);
+    let distinct = distinct_of(count, u64::from(chosen).min(count), round.tokens, hits);
     Work {
         operator: Operator::ExpertMatmul,
         weight_type: type_name(program, weight),
@@ -195,15 +205,22 @@ pub(super) struct Streaming {
 /// Share of the experts from which on all are streamed without waiting for the router.
 const STREAM_ALL_SHARE: f64 = 0.85;
 
-/// Streaming of an item with these weights, of which stacks of experts lose `chosen` to each token.
-pub(super) fn streaming(program: &Program, weights: &[WeightId], chosen: Option<u32>, round: &Round) -> Streaming {
+/// Streaming of an item with these weights, of which stacks of experts lose `chosen` to each token; `hits` are the
+/// counts of the item's layer.
+pub(super) fn streaming(
+    program: &Program,
+    weights: &[WeightId],
+    chosen: Option<u32>,
+    round: &Round,
+    hits: Option<&LayerHits>,
+) -> Streaming {
     let mut total = Streaming { bytes: 0.0, slot_bytes: 0, needs_router: false };
     for &id in weights {
         let weight = &program.weights[id.index()];
         let tensor = &program.tensors[weight.tensor.index()];
         let count = tensor.dims[2].max(1);
         let chosen = chosen.filter(|_| weight.role == WeightRole::Experts).map(|k| u64::from(k).min(count));
-        let distinct = chosen.map_or(count as f64, |k| distinct_experts(count, k, round.tokens));
+        let distinct = chosen.map_or(count as f64, |k| distinct_of(count, k, round.tokens, hits));
         if distinct >= STREAM_ALL_SHARE * count as f64 {
             total.bytes += tensor.size_bytes as f64;
             total.slot_bytes += stored_bytes(tensor);

@@ -117,6 +117,7 @@ fn described(description: &MachineDescription, pace: &Pace) -> Profile {
     ];
     Profile {
         schema_version: SCHEMA_VERSION,
+        routing: None,
         name: "this machine".to_owned(),
         provenance: Provenance {
             kind: ProfileKind::Measured,

@@ -8,6 +8,7 @@
 pub mod ablation;
 pub mod chain;
 pub mod explain;
+pub mod hot;
 pub mod ilp;
 pub mod knapsack;
 pub mod memory;

@@ -15,6 +15,7 @@ pub use check::ProfileError;
 pub(crate) use lookup::transfer_us;
 pub use lookup::{Key, NotMeasured};
 
+use plan_format::routing::RoutingCounts;
 use serde::{Deserialize, Serialize};
 
 /// Version of the schema that this program reads and writes.
@@ -44,6 +45,10 @@ pub struct Profile {
     pub curves: Vec<Curve>,
     /// Measured times of exact shapes; they go before curves.
     pub points: Vec<Point>,
+    /// How often the experts of the model that is planned were chosen, if that was counted; not the machine's, so not
+    /// kept with it. Without it all experts are taken to be chosen alike.
+    #[serde(skip)]
+    pub routing: Option<RoutingCounts>,
 }
 
 /// Where the figures of a profile come from.

@@ -119,6 +119,7 @@ pub fn profile(machine: &Machine) -> Profile {
     };
     Profile {
         schema_version: SCHEMA_VERSION,
+        routing: None,
         name: machine.name.to_string(),
         provenance: provenance(machine),
         cpu: Cpu {

@@ -167,7 +167,11 @@ impl Lowering<'_> {
             let gate = self.gather(blk(layer, "experts_gate"), both.out, both_cols, spec.ff, chosen);
             return Ok((gate, self.gather(blk(layer, "experts_up"), up, both_cols, spec.ff, chosen)));
         }
-        let gate = self.expert_product(&blk(layer, "ffn_gate_exps"), normed.cols, spec.ff, spec)?;
+        let (first, gate) = (blk(layer, "ffn_gate.0.weight"), blk(layer, "ffn_gate_exps"));
+        if self.source.has(&first) {
+            return Err(LowerError::OldExperts { tensor: first, expected: format!("{gate}.weight") });
+        }
+        let gate = self.expert_product(&gate, normed.cols, spec.ff, spec)?;
         let up = self.expert_product(&blk(layer, "ffn_up_exps"), normed.cols, spec.ff, spec)?;
         self.graph.op(OpKind::ExpertMatMul { x, input, chosen, ids: choice.ids, parts: vec![gate, up] });
         Ok((gate.out, up.out))
