@@ -1,6 +1,6 @@
-//! `ats-plan profile --routing`: has the sibling program `ats-run` read a text with a model, all on the CPU, where every
-//! choice of experts is seen, and keeps the counts. Not here: counting (the runtime), what follows from the counts
-//! (`plan_format::routing`, `cost`).
+//! `ats-plan profile --routing`: has the sibling program `ats-run` read a text with a model, all on the CPU, where
+//! every choice of experts is seen, and keeps the counts. Not here: counting (the runtime), what follows from the
+//! counts (`plan_format::routing`, `cost`).
 
 use anyhow::{Context, anyhow};
 use plan_format::routing::RoutingCounts;
@@ -53,7 +53,8 @@ fn summary(counts: &RoutingCounts) -> String {
     let mean = shares.iter().sum::<f64>() / shares.len().max(1) as f64;
     let most = shares.iter().copied().fold(0.0, f64::max);
     format!(
-        "{} layers, {tokens:.0} tokens: a quarter of the experts takes {:.0} % of the choices, {:.0} % in the steepest layer\n",
+        "{} layers, {tokens:.0} tokens: a quarter of the experts takes {:.0} % of the choices, {:.0} % in the steepest \
+         layer\n",
         counts.layers.len(),
         100.0 * mean,
         100.0 * most
