@@ -1,11 +1,14 @@
 //! The executor against the reference logits of the tiny models, on any number of threads and in any ubatch.
 
+mod support;
+
 use device::team::{CallerPinning, Pinning, Team, TeamConfig};
 use fixtures::REFERENCE_MODELS;
 use fixtures::npy::Array;
 use kernels::cpu::Isa;
 use plan_format::arena::{Arena, RoundLimits};
 use runtime::exec::{Executor, KvType, Limits, Precision, Round, Span, WeightStore};
+use support::{prompt, without_flips};
 
 const CONTEXT_TOKENS: usize = 512;
 
@@ -43,61 +46,26 @@ fn more_logits(executor: &mut Executor, tokens: &[u32], first: u32) -> Vec<f32> 
 }
 
 /// L2 norm of the difference over that of the reference.
-fn relative_error(reference: &Array<f32>, got: &[f32]) -> f64 {
+fn relative_error(reference: &[f32], got: &[f32]) -> f64 {
     let square = |x: f32| f64::from(x) * f64::from(x);
-    let difference: f64 = reference.data.iter().zip(got).map(|(a, b)| square(a - b)).sum();
-    (difference / reference.data.iter().map(|a| square(*a)).sum::<f64>()).sqrt()
+    let difference: f64 = reference.iter().zip(got).map(|(a, b)| square(a - b)).sum();
+    (difference / reference.iter().map(|a| square(*a)).sum::<f64>()).sqrt()
 }
 
 fn reference(name: &str, kind: &str) -> Array<f32> {
     fixtures::npy::read_f32(&fixtures::reference_dir().join(format!("{name}.{kind}.npy"))).expect("reference array")
 }
 
-fn reference_json(name: &str) -> serde_json::Value {
-    let text = std::fs::read(fixtures::reference_dir().join(format!("{name}.json"))).expect("reference");
-    serde_json::from_slice(&text).expect("JSON")
-}
-
-fn prompt(name: &str) -> Vec<u32> {
-    let ids = reference_json(name)["prompt_ids"].as_array().expect("prompt ids").clone();
-    ids.iter().map(|id| id.as_u64().expect("an id") as u32).collect()
-}
-
-/// Router logits nearer to each other than this may choose another expert with 8-bit activations.
-const NEAR_TIE: f64 = 0.1;
-
-/// Positions whose logits say that another expert was chosen: a router nearly tied there, and the cosine to the
-/// reference lies between 0.75 and 0.99. The rule of `check_reference.py`, which leaves them out.
-fn flips(name: &str, reference: &Array<f32>, got: &[f32]) -> Vec<bool> {
-    let margins = reference_json(name)["router_margin_min_per_position"].as_array().cloned().unwrap_or_default();
-    let cols = reference.shape[1];
-    let dot = |a: &[f32], b: &[f32]| a.iter().zip(b).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum::<f64>();
-    let is_flip = |(position, (a, b)): (usize, (&[f32], &[f32]))| {
-        let cosine = dot(a, b) / (dot(a, a) * dot(b, b)).sqrt();
-        let margin = margins.get(position).and_then(serde_json::Value::as_f64).unwrap_or(f64::INFINITY);
-        margin < NEAR_TIE && cosine > 0.75 && cosine < 0.99
-    };
-    reference.data.chunks(cols).zip(got.chunks(cols)).enumerate().map(is_flip).collect()
-}
-
-/// The reference and what was got, without these positions.
-fn without(flips: &[bool], reference: &Array<f32>, got: &[f32]) -> (Array<f32>, Vec<f32>) {
-    let cols = reference.shape[1];
-    let kept = |all: &[f32]| -> Vec<f32> {
-        let rows = all.chunks(cols).zip(flips).filter(|(_, flip)| !**flip);
-        rows.flat_map(|(row, _)| row.to_vec()).collect()
-    };
-    (Array { shape: reference.shape.clone(), data: kept(&reference.data) }, kept(got))
-}
-
 /// High-precision reference: float64, which differs from llama.cpp's F32 run only for gemma3.
 #[track_caller]
 fn check_short(name: &str, precision: Precision, limit: impl Fn(f64) -> f64) {
     let (ids, reference64) = (prompt(name), reference(name, "logits_f64"));
-    let error_of = |got: &[f32]| {
-        let flips = if precision == Precision::Exact { vec![false; ids.len()] } else { flips(name, &reference64, got) };
-        let (reference, got) = without(&flips, &reference64, got);
-        relative_error(&reference, &got)
+    let error_of = |got: &[f32]| match precision {
+        Precision::Exact => relative_error(&reference64.data, got),
+        Precision::Fast => {
+            let (reference, got) = without_flips(name, &reference64.data, got);
+            relative_error(&reference, &got)
+        }
     };
     let quantised = error_of(&reference(name, "logits_quant").data);
     let mut executor = executor(name, precision, 2);
