@@ -53,6 +53,11 @@ impl<'a> Worker<'a> {
         Step(self.step.get())
     }
 
+    /// The step that [`begin_step`](Self::begin_step) will number next: its rows may be claimed before.
+    pub fn next_step(&self) -> Step {
+        Step(self.step.get() + 1)
+    }
+
     /// Takes the next up to `grain` of `total` rows of `step`; `None` when all are taken.
     pub fn claim(&self, step: Step, total: u32, grain: u32) -> Option<Range<usize>> {
         self.crew.queue.claim(step, total, grain)

@@ -8,5 +8,7 @@ pub mod bounds;
 mod isa;
 pub mod matmul;
 pub mod ops;
+mod prefetch;
 
 pub use isa::Isa;
+pub use prefetch::prefetch;

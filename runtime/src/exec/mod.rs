@@ -5,6 +5,7 @@
 //! what another writes; a token's result has the same bits for any batch, ubatch and number of threads.
 //! Not here: which tokens to run (`session.rs`), where items live (the plan). Next: `shared.rs`, `step.rs`.
 
+mod ahead;
 mod attention;
 mod barriers;
 mod experts;

@@ -49,6 +49,11 @@ pub fn grain(matrix: &Matrix, tokens: usize, panels: usize, workers: usize) -> u
     (BLOCK_NS / panel_ns).min(fair).next_multiple_of(tile).max(tile) as u32
 }
 
+/// Panels of a part's matrix.
+pub fn panels_of(context: &Context, part: &Part) -> usize {
+    context.weights.dims(part.weight).0.div_ceil(PANEL_ROWS)
+}
+
 impl<'a> Context<'a> {
     /// A worker's memory of values that live there.
     pub fn values(&self, worker: usize, home: Home) -> &'a Shared {
@@ -125,26 +130,41 @@ impl<'a> Context<'a> {
         if tokens == 0 {
             return Ok(());
         }
-        let panels_of = |part: &Part| self.weights.dims(part.weight).0.div_ceil(PANEL_ROWS);
-        let total: usize = parts.iter().map(panels_of).sum();
+        let total: usize = parts.iter().map(|part| panels_of(self, part)).sum();
         let Some(first) = parts.first() else { return Ok(()) };
         let grain = grain(&self.weights.matrix(first.weight, 0)?, tokens, total, worker.count());
         let step = worker.begin_step();
+        for claimed in scratch.ahead.take(step) {
+            self.block(worker, scratch, parts, tokens, claimed)?;
+        }
         while let Some(claimed) = worker.claim(step, total as u32, grain) {
-            let mut start = 0;
-            for part in parts {
-                let end = start + panels_of(part);
-                let panels = claimed.start.max(start)..claimed.end.min(end);
-                if panels.start < panels.end {
-                    let operands = self.operands(worker, part, tokens)?;
-                    let panels = panels.start - start..panels.end - start;
-                    match part.form {
-                        ActForm::Pairs => self.multiply_pairs(&operands, panels, &mut scratch.pairs)?,
-                        _ => self.multiply(&operands, panels)?,
-                    }
+            self.block(worker, scratch, parts, tokens, claimed)?;
+        }
+        Ok(())
+    }
+
+    /// Claimed panels of a fused group.
+    fn block(
+        &self,
+        worker: &Worker,
+        scratch: &mut WorkerScratch,
+        parts: &[Part],
+        tokens: usize,
+        claimed: Range<usize>,
+    ) -> Result<(), Error> {
+        let mut start = 0;
+        for part in parts {
+            let end = start + panels_of(self, part);
+            let panels = claimed.start.max(start)..claimed.end.min(end);
+            if panels.start < panels.end {
+                let operands = self.operands(worker, part, tokens)?;
+                let panels = panels.start - start..panels.end - start;
+                match part.form {
+                    ActForm::Pairs => self.multiply_pairs(&operands, panels, &mut scratch.pairs)?,
+                    _ => self.multiply(&operands, panels)?,
                 }
-                start = end;
             }
+            start = end;
         }
         Ok(())
     }

@@ -1,6 +1,7 @@
 //! A round: every worker walks the steps, claims its part of each, and meets the others at barriers.
 //! Not here: how steps are made (`prepare.rs`), what each does (`light.rs`, `product.rs`, `attention.rs`, and so on).
 
+use super::ahead::Begun;
 use super::failure::{Failure, lock};
 use super::light::Rows;
 use super::prepare::{Limits, Memory, Prepared, prepare, prepare_solo};
@@ -200,14 +201,19 @@ impl Executor {
         let context = Context { round, memory, states, weights, ropes, isa, precision, trace: steps_traced, solo };
         let turn = hybrid.turn(round, trace);
         team.set_active(hybrid.selector.threads(turn.schedule));
-        let failure = Failure::default();
+        let (failure, begun) = (Failure::default(), Begun::default());
         failure.note(lock(&hybrid.driver).begin(&turn, round));
         let ended = team.run(|worker| {
             let mut scratch = lock(&scratch[worker.index()]);
             let drives = worker.index() == 0;
+            scratch.ahead.clear();
             for (index, part) in hybrid.parts(turn.schedule).iter().enumerate() {
                 if drives && !failure.is_noted() {
                     failure.note(lock(&hybrid.driver).before_part(&turn, index));
+                    begun.begin(index);
+                } else if !drives {
+                    let steps = &prepared.steps[part.own.clone()];
+                    context.claim_ahead(worker, &mut scratch.ahead, steps, (&begun, index));
                 }
                 worker.barrier();
                 if failure.is_noted() {

@@ -1,6 +1,7 @@
 //! Working memory: what each worker has for itself, and the regions of a round that hold no value of the program.
 //! Not here: values (`shared.rs`).
 
+use super::ahead::Ahead;
 use kernels::cpu::ops::attention::{AttentionScratch, AttentionShape};
 
 /// One worker's own memory, sized at load for every step.
@@ -16,6 +17,8 @@ pub struct WorkerScratch {
     pub pairs: Vec<f32>,
     /// Cache slots of some tokens.
     pub slots: Vec<u32>,
+    /// Blocks claimed while the GPU computed.
+    pub ahead: Ahead,
 }
 
 impl WorkerScratch {
@@ -27,6 +30,7 @@ impl WorkerScratch {
             hits: Vec::new(),
             pairs: vec![0.0; super::pairs::PIECE_RESULTS],
             slots: vec![0; tokens],
+            ahead: Ahead::default(),
         }
     }
 }
