@@ -309,7 +309,7 @@ fn prefill(lab: &mut Lab, dense_tflops: Option<f64>, chosen: &dyn Fn(WeightType)
                     let share = dense_tflops.map_or(String::new(), |dense| format!("{:5.1} %", 100.0 * best / dense));
                     let rates =
                         rates.map(|rate| rate.map_or("     -".to_string(), |rate| format!("{rate:6.1}"))).join(" ");
-                    let rule = TokenTile::for_shape(chip, rows.div_ceil(128), tokens);
+                    let rule = TokenTile::for_shape(chip, ty, rows.div_ceil(128), tokens);
                     println!("{chip:?} {ty:8} {cols:6} -> {rows:6} x {tokens:5}: {rates}  {share} {rule:?}");
                 }
             }

@@ -140,6 +140,14 @@ DEVICE void copy16_async(void *shared, const void *global, i32 valid) {
                  : "memory");
 }
 
+/// 16 bytes, or nothing at all, without a branch.
+DEVICE void copy16_async_if(u32 wanted, void *shared, const void *global) {
+    asm volatile("{\n.reg .pred p;\nsetp.ne.u32 p, %2, 0;\n@p cp.async.cg.shared.global [%0], [%1], 16;\n}" ::"r"(
+                     shared_address(shared)),
+                 "l"(global), "r"(wanted)
+                 : "memory");
+}
+
 DEVICE void copy_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
 /// Waits until at most N of this thread's committed groups are unfinished.

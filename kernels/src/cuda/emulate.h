@@ -453,6 +453,9 @@ DEVICE void copy16_async(void *to, const void *from, i32 valid) {
     if (valid) check_aligned(from, 16);
     emu::fibres[emu::current].open.push_back({to, from, valid != 0});
 }
+DEVICE void copy16_async_if(u32 wanted, void *to, const void *from) {
+    if (wanted) copy16_async(to, from, 1);
+}
 DEVICE void copy_commit() {
     auto &fibre = emu::fibres[emu::current];
     fibre.groups.push_back(std::move(fibre.open));

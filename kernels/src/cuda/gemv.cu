@@ -105,22 +105,6 @@ template <int T, int R>
 DEVICE void accumulate(float (&sum)[R][T], const u8 *const (&rows)[R], const GemvArgs &a, const i8 *x,
                        const BlockScale *scales, u32 part, u32 split) {
     u32 units = a.cols / 32, lane = threadIdx.x % 32;
-    if constexpr (T * R >= 8) { // too much work for many warps: the next units come while this one is multiplied
-        typename W::Raw next[R];
-#pragma unroll
-        for (int r = 0; r < R; r++) next[r] = W::load(rows[r], min(32 * part + lane, units - 1), units);
-#pragma unroll 1
-        for (u32 j = part; 32 * j + lane < units; j += split) {
-            typename W::Raw raw[R];
-#pragma unroll
-            for (int r = 0; r < R; r++) {
-                raw[r] = next[r];
-                next[r] = W::load(rows[r], min(32 * (j + split) + lane, units - 1), units);
-            }
-            add_unit<T, R>(sum, raw, 32 * j + lane, x, scales, a.x_stride);
-        }
-        return;
-    }
 #pragma unroll(T *R == 1 ? 2 : 1)
     for (u32 j = part; 32 * j + lane < units; j += split) {
         u32 unit = 32 * j + lane;

@@ -10,13 +10,18 @@
 static constexpr u32 THREADS = 256, PITCH = BM + 4;
 
 /// Sizes that depend on the token tile. Two-byte weights need no decoding: they are copied like activations, as far
-/// ahead; others are decoded one step ahead.
+/// ahead. Others are decoded one step ahead; large tiles take K-quants in whole superblocks through shared memory,
+/// since single units from global memory are many small requests.
 template <u32 N> struct Shape {
-    static constexpr u32 DECODED = N == 256 ? 5 : N == 128 ? 4 : 6, COPIED = N == 128 ? 6 : N == 192 ? 5 : 4;
+    static constexpr bool STAGED = W::PIECES > 0 && N >= 192, SPREAD = W::EXACT || N >= 192;
+    static constexpr u32 BESIDE_BLOCKS = N == 192 ? 5 : W::PIECES > 11 ? 3 : 4;
+    static constexpr u32 DECODED = STAGED ? BESIDE_BLOCKS : N == 256 ? 5 : N == 128 ? 4 : 6;
+    static constexpr u32 COPIED = N == 128 ? 6 : N == 192 ? 5 : 4;
     static constexpr u32 B_STAGES = W::EXACT ? COPIED : DECODED;
     static constexpr u32 A_STAGES = W::EXACT ? B_STAGES : 3, AHEAD = B_STAGES - 2;
     static constexpr u32 A_BYTES = BM * ROW_BYTES, B_BYTES = N * ROW_BYTES;
-    static constexpr u32 TILE_BYTES = A_STAGES * A_BYTES + B_STAGES * B_BYTES;
+    static constexpr u32 BLOCK_BYTES = STAGED ? BM * 16 * W::PIECES : 0; // a superblock of each row
+    static constexpr u32 TILE_BYTES = A_STAGES * A_BYTES + B_STAGES * B_BYTES + 2 * BLOCK_BYTES;
 };
 
 /// The copies of two-byte rows that this thread makes in every step: one 16-byte chunk of ROWS / 32 rows.
@@ -62,8 +67,43 @@ DEVICE Copier<BM> copier_of_weights(const MatmulArgs &a, const Task &task) {
     return copies;
 }
 
+/// Starts the copy of a superblock of half of the block's rows, if it is wanted and there is one. No branch: products
+/// may run.
+template <class V>
+DEVICE void copy_half_block(const MatmulArgs &a, const Task &task, u8 *buffers, u32 block, u32 half, u32 wanted) {
+    constexpr u32 PIECES = BM / 2 * V::PIECES;
+    const u8 *matrix = matrix_of(a, task);
+    u32 blocks = a.cols / 256, last = a.parts[task.part].rows - 1, at = block < blocks ? block : 0;
+    u8 *to = buffers + (block % 2 * 2 + half) * (16 * PIECES);
+#pragma unroll
+    for (u32 k = 0; k < divide_up(PIECES, THREADS); k++) {
+        u32 i = threadIdx.x + THREADS * k;
+        const u8 *row = matrix + (u64)min(task.first_row + BM / 2 * half + i / V::PIECES, last) * a.row_bytes;
+        copy16_async_if(wanted && block < blocks && i < PIECES, to + 16 * i, V::piece(row, at, blocks, i % V::PIECES));
+    }
+}
+
+/// This thread's unit of a step.
+template <class V, bool STAGED>
+DEVICE typename V::Raw unit_of(const u8 *row, const u8 *blocks, u32 step, u32 units) {
+    u32 unit = UNITS * step + threadIdx.x % UNITS;
+    if constexpr (STAGED) {
+        const u8 *block = blocks + unit / 8 % 2 * (BM * 16 * V::PIECES);
+        return V::staged(block + threadIdx.x / UNITS * 16 * V::PIECES, unit, units / 8);
+    } else {
+        return V::load(row, min(unit, units - 1), units);
+    }
+}
+
 template <class V> DEVICE void expand_unit(const typename V::Raw &raw, Codes &codes) {
     if constexpr (!V::EXACT) V::expand(raw, codes);
+}
+
+/// One group of an expanded unit to the weight tile.
+DEVICE void store_expanded(u8 *tile, const Codes &codes, u32 group) {
+    u32 h[8];
+    expand_group<W>(codes.q + 4 * group, codes.scale[group], codes.offset[group], h);
+    store_group(tile, h, group);
 }
 
 /// The sums of the block to shared memory as [token][row].
@@ -131,12 +171,13 @@ template <u32 N> DEVICE void find_rows(const MatmulArgs &a, const Task &task, i3
 template <u32 N> DEVICE void matmul(const MatmulArgs &a) {
     typedef Shape<N> S;
     DYNAMIC_TILES(shared);
-    u8 *weights = shared, *activations = shared + S::A_STAGES * S::A_BYTES;
+    u8 *weights = shared, *activations = weights + S::A_STAGES * S::A_BYTES;
+    u8 *blocks = activations + S::B_STAGES * S::B_BYTES;
     i32 *x_rows = (i32 *)(shared + S::TILE_BYTES);
     Task task = find_task<N>(a);
     if (task.entries == 0) return;
     find_rows<N>(a, task, x_rows);
-    u32 units = a.cols / 32, steps = divide_up(units, UNITS), own = threadIdx.x % UNITS;
+    u32 units = a.cols / 32, steps = divide_up(units, UNITS);
     u32 group = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0);
     u64 first_a = operand_at(weights) + group * (64 * ROW_BYTES / 16), first_b = operand_at(activations);
     Copier<N> x = copier_of_x<N>(a, x_rows);
@@ -144,21 +185,26 @@ template <u32 N> DEVICE void matmul(const MatmulArgs &a) {
     const u8 *row = weight_row(a, task);
     typename W::Raw raw, next;
     Codes codes;
-    u32 h[8];
     float sum[N / 2] = {};
     if constexpr (W::EXACT) exact = copier_of_weights(a, task);
+    if constexpr (S::STAGED) {
+        copy_half_block<W>(a, task, blocks, 0, 0, 1);
+        copy_half_block<W>(a, task, blocks, 0, 1, 1);
+        copy_half_block<W>(a, task, blocks, 1, 0, 1);
+    }
 #pragma unroll
     for (u32 i = 0; i < S::AHEAD; i++) {
         copy_step<N>(x, activations + i * S::B_BYTES, i, units);
         if constexpr (W::EXACT) copy_step<BM>(exact, weights + i * S::A_BYTES, i, units);
         copy_commit();
     }
-    if constexpr (!W::EXACT) {
-        raw = W::load(row, min(own, units - 1), units);
-        store_weights(weights, raw);
-        raw = W::load(row, min(UNITS + own, units - 1), units);
-    }
     copy_wait<(int)S::AHEAD - 1>();
+    if constexpr (S::STAGED) __syncthreads();
+    if constexpr (!W::EXACT) {
+        raw = unit_of<W, S::STAGED>(row, blocks, 0, units);
+        store_weights(weights, raw);
+        if constexpr (!S::STAGED) raw = unit_of<W, false>(row, blocks, 1, units);
+    }
     publish_shared();
     __syncthreads();
     u32 stage_a = 0, stage_b = 0;
@@ -167,27 +213,37 @@ template <u32 N> DEVICE void matmul(const MatmulArgs &a) {
         u32 ahead = stage_b + S::AHEAD >= S::B_STAGES ? stage_b + S::AHEAD - S::B_STAGES : stage_b + S::AHEAD;
         u8 *decoded = weights + next_a * S::A_BYTES;
         u64 tile_a = first_a + stage_a * (S::A_BYTES / 16), tile_b = first_b + stage_b * (S::B_BYTES / 16);
-        // A warp waits where it issues a product whose forerunner has not begun, so other work goes in between.
-        if constexpr (!W::EXACT) next = W::load(row, min(UNITS * (step + 2) + own, units - 1), units);
+        if constexpr (!W::EXACT && !S::STAGED) next = unit_of<W, false>(row, blocks, step + 2, units);
         start_products();
         multiply_tiles<W::BRAIN>(sum, tile_a, tile_b);
+        if constexpr (!S::SPREAD) {
+            multiply_tiles<W::BRAIN>(sum, tile_a + 2, tile_b + 2);
+            multiply_tiles<W::BRAIN>(sum, tile_a + 4, tile_b + 4);
+            multiply_tiles<W::BRAIN>(sum, tile_a + 6, tile_b + 6);
+            commit_products();
+        }
+        // A warp waits where it issues a product while others run. With one block on a multiprocessor other work goes
+        // in between; with two the other block works meanwhile.
         copy_step<N>(x, activations + ahead * S::B_BYTES, step + S::AHEAD, units);
         if constexpr (W::EXACT) copy_step<BM>(exact, weights + ahead * S::A_BYTES, step + S::AHEAD, units);
+        if constexpr (S::SPREAD) multiply_tiles<W::BRAIN>(sum, tile_a + 2, tile_b + 2);
+        if constexpr (S::STAGED) { // into the buffer that was decoded before
+            u32 half = (step + 1) % 4;
+            copy_half_block<W>(a, task, blocks, (step + 1) / 4 + 1, half % 2, half < 2);
+            multiply_tiles<W::BRAIN>(sum, tile_a + 4, tile_b + 4);
+            raw = unit_of<W, true>(row, blocks, step + 1, units);
+        }
         copy_commit();
-        multiply_tiles<W::BRAIN>(sum, tile_a + 2, tile_b + 2);
         if constexpr (!W::EXACT) {
             expand_unit<W>(raw, codes);
-            expand_group<W>(codes.q, codes.scale[0], codes.offset[0], h);
-            store_group(decoded, h, 0);
+            store_expanded(decoded, codes, 0);
         }
-        multiply_tiles<W::BRAIN>(sum, tile_a + 4, tile_b + 4);
-        if constexpr (!W::EXACT) {
-            expand_group<W>(codes.q + 4, codes.scale[1], codes.offset[1], h);
-            store_group(decoded, h, 1);
-        }
-        multiply_tiles<W::BRAIN>(sum, tile_a + 6, tile_b + 6);
-        commit_products();
-        raw = next;
+        if constexpr (S::STAGED) multiply_tiles<W::BRAIN>(sum, tile_a + 6, tile_b + 6);
+        else if constexpr (S::SPREAD) multiply_tiles<W::BRAIN>(sum, tile_a + 4, tile_b + 4);
+        if constexpr (!W::EXACT) store_expanded(decoded, codes, 1);
+        if constexpr (S::SPREAD && !S::STAGED) multiply_tiles<W::BRAIN>(sum, tile_a + 6, tile_b + 6);
+        if constexpr (S::SPREAD) commit_products();
+        if constexpr (!S::STAGED) raw = next;
         wait_products<1>();             // the step before this one is finished
         copy_wait<(int)S::AHEAD - 1>(); // the next step's copies are there
         publish_shared();

@@ -3,8 +3,8 @@
 //! | tokens | quantised weights | F16, BF16 | F32 |
 //! |---|---|---|---|
 //! | 1 | `gemv`, Q8 | `gemv_float`, F32 | `gemv_float`, F32 |
-//! | 2 to 4 | `gemv`, Q8 | `skinny`, F16 / BF16 | `gemv_float` |
-//! | 5 to 32 | `skinny`, F16 (MXFP4: BF16) | `skinny`, F16 / BF16 | `gemv_float` |
+//! | 2 (Q8_0: to 4) | `gemv`, Q8 | `skinny`, F16 / BF16 | `gemv_float` |
+//! | to 32 | `skinny`, F16 (MXFP4: BF16) | `skinny`, F16 / BF16 | `gemv_float` |
 //! | more | `matmul`, F16 (MXFP4: BF16) | `matmul`, F16 / BF16 | `gemv_float` |
 //!
 //! F16 and BF16 rows that are no multiple of 32 columns always go to `gemv_float`. All sums are F32 and each output is
@@ -83,11 +83,17 @@ impl Family {
         }
         match tokens {
             ..=1 if ty.is_plain() => return Family::Float,
-            ..=GEMV_TOKENS_MAX if !ty.is_plain() => return Family::Gemv,
+            _ if !ty.is_plain() && tokens <= gemv_tokens_max(ty) => return Family::Gemv,
             _ => {}
         }
         if tokens <= SKINNY_TOKENS_MAX { Family::Skinny } else { Family::Tile }
     }
+}
+
+/// Most tokens of the dot-product kernel of a type. From 3 on the tensor-core kernel reads less: each lane takes the
+/// activations of two rows' units for one token instead of all. Bytes need no decoding, which keeps Q8_0 ahead.
+fn gemv_tokens_max(ty: WeightType) -> u32 {
+    if ty == WeightType::Q8_0 { GEMV_TOKENS_MAX } else { 2 }
 }
 
 /// Which form of the activations a product reads.
@@ -131,7 +137,7 @@ pub fn product(chip: Chip, parts: &[Part], x: &Activations, tokens: u32) -> Resu
             Family::Float => launches.push(gemv_float(group, x, tokens)?),
             Family::Skinny => launches.push(skinny(group, x, tokens)?),
             Family::Tile => {
-                let tile = TokenTile::for_shape(chip, row_blocks(group, 128), tokens);
+                let tile = TokenTile::for_shape(chip, weight.ty, row_blocks(group, 128), tokens);
                 launches.push(matmul(chip, group, x, tokens, tile)?);
             }
         }
@@ -267,6 +273,9 @@ impl Chip {
     }
 }
 
+/// Multiprocessors of the GPUs of [`Chip::Sm90`].
+const SM90_MULTIPROCESSORS: u64 = 132;
+
 /// Tokens of one block of the tensor-core matrix kernels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum TokenTile {
@@ -289,8 +298,24 @@ impl TokenTile {
         chip == Chip::Sm90 || self != TokenTile::T192
     }
 
-    /// The tile for products of so many blocks of 128 rows: large ones, as long as they give enough blocks.
-    pub fn for_shape(_chip: Chip, row_blocks: u32, tokens: u32) -> TokenTile {
+    /// The tile for products of so many blocks of 128 rows: the one whose waves over the multiprocessors take least.
+    pub fn for_shape(chip: Chip, ty: WeightType, row_blocks: u32, tokens: u32) -> TokenTile {
+        let step_cycles: [u32; 4] = match (chip, ty) {
+            (Chip::Portable, _) => return TokenTile::portable(row_blocks, tokens),
+            (_, ty) if ty.is_plain() => [485, 855, 1282, 1614],
+            (_, WeightType::Q4_K | WeightType::Q5_K) => [800, 1175, 1450, 1800],
+            (_, WeightType::Q6_K) => [1140, 1900, 1500, 2050],
+            _ => [730, 1030, 2010, 1770],
+        };
+        let cycles = |(tile, step_cycles): (TokenTile, u32)| {
+            let blocks = u64::from(row_blocks) * u64::from(tokens.div_ceil(tile.tokens()));
+            blocks.div_ceil(SM90_MULTIPROCESSORS) * u64::from(step_cycles)
+        };
+        let tiles = TokenTile::ALL.into_iter().zip(step_cycles);
+        tiles.min_by_key(|&tile| cycles(tile)).map_or(TokenTile::T128, |(tile, _)| tile)
+    }
+
+    fn portable(row_blocks: u32, tokens: u32) -> TokenTile {
         match tokens {
             0..=64 => TokenTile::T64,
             65..=128 => TokenTile::T128,
@@ -318,21 +343,38 @@ impl TokenTile {
         }
     }
 
-    /// Weight tiles of 128 rows and activation tiles, 128 bytes a row.
+    /// Weight tiles of 128 rows and activation tiles, 128 bytes a row; on [`Chip::Sm90`] also the rows' numbers, and for
+    /// large tiles of K-quants two superblocks of 128 rows in pieces of 16 bytes (`weights.cuh`).
     pub(super) fn shared_bytes(self, chip: Chip, ty: WeightType) -> u32 {
         let tokens = self.tokens();
-        let (weight_tiles, token_tiles) = match (chip, ty.is_plain(), self) {
-            (Chip::Portable, _, TokenTile::T256) => (2, 2),
-            (Chip::Portable, ..) => (2, 3),
-            (Chip::Sm90, true, TokenTile::T128) => (6, 6),
-            (Chip::Sm90, true, TokenTile::T192) => (5, 5),
-            (Chip::Sm90, true, _) => (4, 4),
-            (Chip::Sm90, false, TokenTile::T128) => (3, 4),
-            (Chip::Sm90, false, TokenTile::T256) => (3, 5),
-            (Chip::Sm90, false, _) => (3, 6),
+        let pieces = match ty {
+            WeightType::Q4_K if tokens >= 192 => 9,
+            WeightType::Q5_K if tokens >= 192 => 11,
+            WeightType::Q6_K if tokens >= 192 => 14,
+            _ => 0,
         };
-        let rows = if chip == Chip::Sm90 { 4 * tokens } else { 0 };
-        128 * (weight_tiles * 128 + token_tiles * tokens) + rows
+        let (weight_tiles, token_tiles) = match (ty.is_plain(), self) {
+            _ if chip == Chip::Portable => {
+                return 128 * (2 * 128 + if self == TokenTile::T256 { 2 } else { 3 } * tokens);
+            }
+            (true, TokenTile::T128) => (6, 6),
+            (true, TokenTile::T192) => (5, 5),
+            (true, _) => (4, 4),
+            (false, TokenTile::T64) => (3, 6),
+            (false, TokenTile::T128) => (3, 4),
+            (false, TokenTile::T192) => (3, if pieces > 0 { 5 } else { 6 }),
+            (false, TokenTile::T256) => (
+                3,
+                if pieces > 11 {
+                    3
+                } else if pieces > 0 {
+                    4
+                } else {
+                    5
+                },
+            ),
+        };
+        128 * (weight_tiles * 128 + token_tiles * tokens + 2 * 16 * pieces) + 4 * tokens
     }
 }
 
@@ -385,6 +427,33 @@ mod tests {
                     assert_ne!(module(family, ty, layout), "missing", "{family} {ty} {layout:?}");
                 }
                 assert!(ty.is_plain() || module("gemv", ty, layout) != "missing", "{ty} {layout:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn the_last_wave_of_blocks_is_not_wasted() {
+        use TokenTile::{T64, T128, T192, T256};
+        for (chip, ty, rows, tokens, expected) in [
+            (Chip::Portable, WeightType::Q4_K, 17408, 512, T256),
+            (Chip::Portable, WeightType::Q4_K, 1024, 512, T128),
+            (Chip::Sm90, WeightType::Q4_K, 17408, 2048, T256),
+            (Chip::Sm90, WeightType::Q4_K, 5120, 512, T192),
+            (Chip::Sm90, WeightType::Q4_K, 1024, 2048, T128),
+            (Chip::Sm90, WeightType::Q4_K, 5120, 40, T64),
+            (Chip::Sm90, WeightType::F16, 17408, 512, T128),
+            (Chip::Sm90, WeightType::Q6_K, 5120, 2048, T192),
+        ] {
+            assert_eq!(TokenTile::for_shape(chip, ty, rows / 128, tokens), expected, "{chip:?} {ty} {rows} x {tokens}");
+        }
+    }
+
+    #[test]
+    fn every_tile_fits_the_shared_memory_of_its_chip() {
+        for ty in WeightType::ALL.into_iter().filter(|&ty| ty != WeightType::F32) {
+            for tile in TokenTile::ALL {
+                assert!(tile.shared_bytes(Chip::Portable, ty) <= 99 << 10, "{ty} {tile:?}");
+                assert!(tile.shared_bytes(Chip::Sm90, ty) <= 227 << 10, "{ty} {tile:?}");
             }
         }
     }

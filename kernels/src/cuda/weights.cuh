@@ -7,7 +7,10 @@
 //! - `column(unit, group)`: the first of the group's 16 columns,
 //! - OFFSET: whether the offsets are anything but 0,
 //! - SPAN: how far group 1 lies behind group 0 (16 in formats of 32, 32 or 64 in K-quants),
-//! - BRAIN: whether matrix kernels compute in BF16 (scales beyond F16's range) rather than in F16.
+//! - BRAIN: whether matrix kernels compute in BF16 (scales beyond F16's range) rather than in F16,
+//! - PIECES: how many 16-byte pieces hold a superblock of a row, 0 where it cannot be taken so; then also
+//!   `piece(row, block, blocks, index)`: where a piece lies, and `staged(pieces, unit, blocks)`: what `load` gives,
+//!   from the pieces side by side in shared memory.
 //! Layouts: `Gguf` as in the file, `GpuTiled` each field of a row's blocks contiguous, each plane padded to 16 bytes
 //! (kernels::cuda::layout has the table and the reference conversion). Only types whose blocks are badly aligned have
 //! the second. Floating-point types are at the end. Next file: `gemv.cu`.
@@ -55,6 +58,12 @@ template <int N, int ALIGN> DEVICE void load_words(u32 *out, const u8 *p) {
     }
 }
 
+/// Four words of shared memory.
+DEVICE void read16(u32 *out, const u8 *p) {
+    uint4 v = *(const uint4 *)p;
+    out[0] = v.x, out[1] = v.y, out[2] = v.z, out[3] = v.w;
+}
+
 /// Low nibbles to group 0, high nibbles to group 1.
 DEVICE void split_nibbles(u32 *q, const u32 *words) {
 #pragma unroll
@@ -83,14 +92,14 @@ DEVICE u32 fifth_bits(u32 word, u32 first) { return (((word >> first) & 15) * 0x
 
 /// The whole of a format of 32 elements: element i in code byte i % 16, low nibble first.
 struct Block32 {
-    static constexpr u32 SPAN = 16;
+    static constexpr u32 SPAN = 16, PIECES = 0;
     static constexpr bool BRAIN = false, EXACT = false, OFFSET = false;
     DEVICE u32 column(u32 unit, u32 group) { return 32 * unit + 16 * group; }
 };
 
 /// A superblock of 256: eight units in four pairs of 64 columns; a pair's groups lie 32 apart.
 struct Super64 {
-    static constexpr u32 SPAN = 32;
+    static constexpr u32 SPAN = 32, PIECES = 0;
     static constexpr bool BRAIN = false, EXACT = false, OFFSET = false;
     DEVICE u32 column(u32 unit, u32 group) { return unit / 2 * 64 + unit % 2 * 16 + 32 * group; }
 };
@@ -249,7 +258,16 @@ DEVICE void scale_k4(const uint4 &head, u32 pair, Codes &c) {
 template <bool TILED> struct Q4_K : Super64 {
     static constexpr i32 ZERO = 0;
     static constexpr bool OFFSET = true;
+    static constexpr u32 PIECES = 9;
     struct Raw { u32 q[4]; uint4 head; u32 pair; };
+    DEVICE const u8 *piece(const u8 *row, u32 block, u32, u32 index) { return row + 144 * block + 16 * index; }
+    DEVICE Raw staged(const u8 *pieces, u32 unit, u32) {
+        Raw raw;
+        read16(raw.q, pieces + 16 + unit % 8 * 16);
+        raw.head = *(const uint4 *)pieces;
+        raw.pair = unit % 8 / 2;
+        return raw;
+    }
     DEVICE Raw load(const u8 *row, u32 unit, u32) {
         const u8 *block = row + unit / 8 * 144;
         Raw raw;
@@ -267,7 +285,17 @@ template <bool TILED> struct Q4_K : Super64 {
 template <bool TILED> struct Q5_K : Super64 {
     static constexpr i32 ZERO = 0;
     static constexpr bool OFFSET = true;
+    static constexpr u32 PIECES = 11;
     struct Raw { u32 q[4], high[4]; uint4 head; u32 pair; };
+    DEVICE const u8 *piece(const u8 *row, u32 block, u32, u32 index) { return row + 176 * block + 16 * index; }
+    DEVICE Raw staged(const u8 *pieces, u32 unit, u32) {
+        Raw raw;
+        read16(raw.q, pieces + 48 + unit % 8 * 16);
+        read16(raw.high, pieces + 16 + unit % 2 * 16);
+        raw.head = *(const uint4 *)pieces;
+        raw.pair = unit % 8 / 2;
+        return raw;
+    }
     DEVICE Raw load(const u8 *row, u32 unit, u32) {
         const u8 *block = row + unit / 8 * 176;
         Raw raw;
@@ -292,11 +320,28 @@ template <bool TILED> struct Q5_K : Super64 {
 
 /// Halves of 128 columns; unit u of a half: bytes 16u of the low bits, groups 64 apart.
 template <bool TILED> struct Q6_K {
-    static constexpr u32 SPAN = 64;
+    static constexpr u32 SPAN = 64, PIECES = TILED ? 14 : 0;
     static constexpr bool BRAIN = false, EXACT = false, OFFSET = false;
     static constexpr i32 ZERO = 32;
-    struct Raw { u32 q[4], high[4]; u16 d; u8 s0, s1; u32 shift; };
+    struct Raw { u32 q[4], high[4]; u16 d; u32 s0, s1, shift, pick; }; // scales: the low bytes after `pick` bits
     DEVICE u32 column(u32 unit, u32 group) { return unit / 4 * 128 + unit % 4 * 16 + 64 * group; }
+    /// Tiled: eight of low bits, four of high bits, the scales, and the 16 bytes that hold d.
+    DEVICE const u8 *piece(const u8 *row, u32 block, u32 blocks, u32 index) {
+        if (index < 8) return row + 128 * block + 16 * index;
+        if (index < 12) return row + 128 * blocks + 64 * block + 16 * (index - 8);
+        return index == 12 ? row + 192 * blocks + 16 * block : row + 208 * blocks + 2 * block / 16 * 16;
+    }
+    DEVICE Raw staged(const u8 *pieces, u32 unit, u32) {
+        u32 half = unit / 4 % 2, u = unit % 4;
+        Raw raw;
+        read16(raw.q, pieces + 64 * half + 16 * u);
+        read16(raw.high, pieces + 128 + 32 * half + 16 * (u % 2));
+        uint2 both = *(const uint2 *)(pieces + 192 + 8 * half);
+        raw.s0 = both.x, raw.s1 = both.y;
+        raw.d = *(const u16 *)(pieces + 208 + 2 * (unit / 8) % 16);
+        raw.shift = u / 2 * 2, raw.pick = 8 * u;
+        return raw;
+    }
     DEVICE Raw load(const u8 *row, u32 unit, u32 units) {
         u32 block = unit / 8, half = unit / 4 % 2, u = unit % 4, blocks = units / 8;
         const u8 *low = TILED ? row + 128 * block : row + 210 * block;
@@ -311,10 +356,15 @@ template <bool TILED> struct Q6_K {
         } else {
             load_words<4, 2>(raw.high, high + 32 * half + 16 * (u % 2));
         }
-        raw.s0 = load1(scales + 8 * half + u);
-        raw.s1 = load1(scales + 8 * half + u + 4);
+        if constexpr (TILED) {
+            uint2 both = load8(scales + 8 * half);
+            raw.s0 = both.x, raw.s1 = both.y;
+        } else {
+            raw.s0 = load1(scales + 8 * half + u);
+            raw.s1 = load1(scales + 8 * half + u + 4);
+        }
         raw.d = load2(d);
-        raw.shift = u / 2 * 2;
+        raw.shift = u / 2 * 2, raw.pick = TILED ? 8 * u : 0;
         return raw;
     }
     DEVICE void expand(const Raw &raw, Codes &c) {
@@ -326,14 +376,14 @@ template <bool TILED> struct Q6_K {
             c.q[4 + i] |= bits & 0x30303030;
         }
         float d = f16_to_f32(raw.d);
-        c.scale[0] = d * (float)(i8)raw.s0, c.scale[1] = d * (float)(i8)raw.s1;
+        c.scale[0] = d * (float)(i8)(raw.s0 >> raw.pick), c.scale[1] = d * (float)(i8)(raw.s1 >> raw.pick);
         c.offset[0] = c.offset[1] = 0.0f;
     }
 };
 
 /// Units of the 2- and 3-bit types: in a half of 128 columns, 16 bytes hold four groups 32 apart; a unit takes two.
 struct Super128 {
-    static constexpr u32 SPAN = 32;
+    static constexpr u32 SPAN = 32, PIECES = 0;
     static constexpr bool BRAIN = false, EXACT = false, OFFSET = false;
     DEVICE u32 column(u32 unit, u32 group) { return unit / 2 * 64 + unit % 2 * 16 + 32 * group; }
 };
@@ -468,8 +518,8 @@ template <class W> DEVICE void pairs(const typename W::Raw &raw, u32 *h) {
 
 /// Two-byte floats need no decoding: a unit is 32 neighbours.
 template <bool IS_BRAIN> struct Float16 {
-    static constexpr u32 SPAN = 16;
-    static constexpr bool BRAIN = IS_BRAIN, EXACT = true;
+    static constexpr u32 SPAN = 16, PIECES = 0;
+    static constexpr bool BRAIN = IS_BRAIN, EXACT = true, OFFSET = false;
     static constexpr i32 ZERO = 0;
     struct Raw { u32 q[16]; };
     DEVICE u32 column(u32 unit, u32 group) { return 32 * unit + 16 * group; }
