@@ -1,5 +1,6 @@
 //! Faults that people reported of other engines, as small models with known answers: tied heads (R06), inputs of RoPE
-//! scaling (R13), sums beyond half precision (R16), head sizes (R17). The others stand where their parts are tested.
+//! scaling (R13), layouts of experts (R15), sums beyond half precision (R16), head sizes (R17). The others stand where
+//! their parts are tested.
 
 use fixtures::REFERENCE_MODELS;
 use gguf::GgmlType;
@@ -125,6 +126,47 @@ fn overflowing(script: &Script, ty: GgmlType, place: &Place) -> Variant {
         }
     }
     model
+}
+
+/// The model with each layer's gate and up experts in one tensor: of each expert the gate's rows, then those of up.
+fn with_fused_experts(model: Variant, layers: u32) -> Variant {
+    (0..layers).fold(model, |model, layer| {
+        let [gate, up] = ["gate", "up"].map(|part| format!("blk.{layer}.ffn_{part}_exps.weight"));
+        let (ty, shape, gates) = model.get(&gate);
+        let (up_ty, up_shape, ups) = model.get(&up);
+        assert_eq!((ty, shape), (up_ty, up_shape), "one type for both");
+        let expert_bytes = gates.len() / shape[2] as usize;
+        let pairs = gates.chunks(expert_bytes).zip(ups.chunks(expert_bytes));
+        let both: Vec<u8> = pairs.flat_map(|(gate, up)| [gate, up].concat()).collect();
+        let shape = [shape[0], 2 * shape[1], shape[2]];
+        let fused = format!("blk.{layer}.ffn_gate_up_exps.weight");
+        model.clone().without(&gate).without(&up).tensor(&fused, (ty, &shape, &both))
+    })
+}
+
+/// R15: one tensor for gate and up gives the same logits, and experts get the same places in a plan. Experts one by one
+/// are refused by name (the planner's test).
+#[test]
+fn r15_fused_and_separate_experts_are_the_same_model() {
+    let (place, ids) = (Place::new(), prompt("qwen3moe"));
+    let separate = Variant::tiny("qwen3moe");
+    let fused = with_fused_experts(separate.clone(), 2);
+    for flags in [&[][..], &["--exact"]] {
+        assert!(place.logits(&separate, &ids, flags) == place.logits(&fused, &ids, flags), "{flags:?}");
+    }
+    let homes = |model: &Variant| -> Vec<String> {
+        model.write(&place.path("model.gguf"));
+        let (file, plan) = (place.file("model.gguf"), place.file("m.atsplan"));
+        let compile = ["compile", &file, "--device", "sim:rtx3060-laptop", "--vram", "4M", "--out", &plan];
+        run("ats-plan", place.0.path(), &compile).good();
+        let text = run("ats-plan", place.0.path(), &["inspect", &plan]).good();
+        let items = text.lines().skip_while(|line| !line.starts_with("items (")).skip(1);
+        let items = items.take_while(|line| !line.is_empty());
+        items.map(|line| line.split_whitespace().take(3).collect::<Vec<_>>().join(" ")).collect()
+    };
+    let of_separate = homes(&separate);
+    assert_eq!(homes(&fused), of_separate);
+    assert!(of_separate.iter().any(|item| item.starts_with("blk.0.experts_gate_up ExpertsInput")), "{of_separate:?}");
 }
 
 /// R16: the number of tokens in a round decides nothing.
