@@ -51,6 +51,23 @@ pub struct Forms {
     pub reserved: u32,
 }
 
+impl Forms {
+    /// The same from a row on; rows have `cols` columns.
+    pub(super) fn from_row(self, row: u32, cols: u32) -> Forms {
+        let (row, cols) = (u64::from(row), u64::from(cols));
+        let on = |data: DevicePtr, bytes: u64| if data.is_null() { data } else { data.offset(bytes) };
+        Forms {
+            f32: on(self.f32, row * u64::from(self.f32_stride) * 4),
+            q8: on(self.q8, row * cols),
+            q8_scales: on(self.q8_scales, row * cols / 4),
+            f16: on(self.f16, row * cols * 2),
+            bf16: on(self.bf16, row * cols * 2),
+            row_scale: on(self.row_scale, row * 4),
+            ..self
+        }
+    }
+}
+
 macro_rules! structures {
     ($($name:ident { $($field:ident: $ty:ty),* $(,)? })*) => {$(
         #[derive(Clone, Copy, Debug, Default, Pod, Zeroable)]
@@ -83,6 +100,12 @@ structures! {
         k: View, v: View, k_cache: DevicePtr, v_cache: DevicePtr,
         slots: DevicePtr, positions: DevicePtr, sequences: DevicePtr,
         slot_positions: DevicePtr, slot_sequences: DevicePtr, f32_cache: u32, reserved: u32,
+    }
+    HeadsArgs {
+        q: View, q_out: View, k: View, v: View, q_weight: DevicePtr, k_weight: DevicePtr, trig: DevicePtr,
+        k_cache: DevicePtr, v_cache: DevicePtr, slots: DevicePtr, positions: DevicePtr, sequences: DevicePtr,
+        slot_positions: DevicePtr, slot_sequences: DevicePtr,
+        head_cols: u32, n_rot: u32, neox: u32, norm: u32, f32_cache: u32, q_eps: f32, k_eps: f32, reserved: u32,
     }
     // elementwise.cu
     AddArgs { a: View, b: View, out: View }
@@ -150,8 +173,9 @@ structures! {
         partial: DevicePtr, partial_scale: DevicePtr,
         tokens: u32, q_heads: u32, kv_heads: u32, k_head_cols: u32, v_head_cols: u32,
         q_stride: u32, out_stride: u32, k_slot_cols: u32, v_slot_cols: u32, mask: u32, mask_tokens: u32,
-        splits: u32, f32_cache: u32, scale: f32, softcap: f32, reserved: u32,
+        splits: u32, f32_cache: u32, scale: f32, softcap: f32, slots: u32,
     }
+    JoinArgs { attention: AttentionArgs, forms: Forms }
     // move.cu
     MoveArgs {
         from: View, to: View, flag: DevicePtr, round: DevicePtr, arrived: DevicePtr, rows: u32, reserved: u32,

@@ -25,7 +25,7 @@ struct AttentionArgs {
     u32 f32_cache;
     float scale;
     float softcap; // 0: none
-    u32 reserved;
+    u32 slots;     // split kernels only: slots that the launch covers; the arrays have so many
 };
 
 static constexpr float LOG2E = 1.4426950408889634f;

@@ -1,12 +1,15 @@
 //! Launches of attention: which kernels take a case, and the memory that splits need. Next: `recurrent.rs`.
 
-use super::args::{AttentionArgs, View};
+use super::args::{AttentionArgs, Forms, JoinArgs, View};
 use super::ops::{CacheType, KvCache, RoundInputs};
 use super::{Chip, DevicePtr, Launch};
 use crate::cpu::ops::attention::{AttentionShape, Mask};
 
 /// Slots of a split: the place of a token's partial results depends on nothing else.
 pub const SPLIT_SLOTS: u32 = 128;
+/// Columns of a chunk of keys or values in `attention_split`, and chunks that it keeps at once.
+const CHUNK_COLS: u32 = 64;
+const CHUNKS_MAX: u32 = 4;
 /// Tokens up to which splits are used where the tiled kernel could take them too.
 const SPLIT_TOKENS_MAX: u32 = 8;
 
@@ -42,8 +45,8 @@ pub struct Partials {
     pub sums: DevicePtr,
     /// Two F32 \[rows, splits\].
     pub scales: DevicePtr,
-    /// Splits that a row has room for.
-    pub splits: u32,
+    /// Slots that a row has room for, in whole splits: so many are attended to. The cache has at least as many.
+    pub slots: u32,
 }
 
 impl Partials {
@@ -82,18 +85,9 @@ impl Attend<'_> {
     /// Launches on a chip by a method that takes the shape, in order; the partials have room for all tokens.
     pub fn launches(&self, chip: Chip, method: Method, tokens: u32) -> Vec<Launch> {
         let args = self.arguments(tokens);
-        let group = (self.shape.q_heads / self.shape.kv_heads.max(1)) as u32;
-        let (q_heads, kv_heads, v_cols) = (args.q_heads, args.kv_heads, args.v_head_cols);
         match method {
-            Method::Plain => vec![Launch::new("attention", "attention", [q_heads, tokens, 1], 128, &args)],
-            Method::Split => {
-                let split = [self.partials.splits, kv_heads, (tokens * group).div_ceil(16)];
-                let join = [tokens * q_heads, v_cols.div_ceil(64), 1];
-                vec![
-                    Launch::new("attention_decode", "attention_split", split, 128, &args),
-                    Launch::new("attention_decode", "attention_join", join, 256, &args),
-                ]
-            }
+            Method::Plain => vec![Launch::new("attention", "attention", [args.q_heads, tokens, 1], 128, &args)],
+            Method::Split => self.split(tokens, self.value()),
             Method::Tiled => {
                 let (module, kernel, threads, rows, slots) = match (chip, args.k_head_cols) {
                     (Chip::Sm90, 64) => ("attention_sm90", "attention64", 256, 128, 128),
@@ -102,15 +96,39 @@ impl Attend<'_> {
                     (_, 128) => ("attention_prefill", "attention128", 256, 128, 64),
                     _ => ("attention_prefill", "attention256", 128, 64, 32),
                 };
-                let grid = [(tokens * group).div_ceil(rows), kv_heads, 1];
+                let grid = [(tokens * self.group()).div_ceil(rows), args.kv_heads, 1];
                 let shared_bytes = 2 * args.k_head_cols * (rows + 4 * slots);
                 vec![Launch::new(module, kernel, grid, threads, &args).with_shared(shared_bytes)]
             }
         }
     }
 
-    /// Launches by [`Method::Split`] in groups of tokens, where the partials have room for `room_tokens` only.
-    pub fn launches_in_groups(&self, tokens: u32, room_tokens: u32) -> Vec<Launch> {
+    /// Query heads that share keys and values.
+    fn group(&self) -> u32 {
+        (self.shape.q_heads / self.shape.kv_heads.max(1)) as u32
+    }
+
+    /// The rows themselves and nothing else.
+    pub fn value(&self) -> Forms {
+        Forms { f32: self.out.data, f32_stride: self.out.stride, ..Forms::default() }
+    }
+
+    fn split(&self, tokens: u32, forms: Forms) -> Vec<Launch> {
+        let attention = self.arguments(tokens);
+        let AttentionArgs { q_heads, kv_heads, k_head_cols, v_head_cols, splits, .. } = attention;
+        let key_chunks = k_head_cols.div_ceil(CHUNK_COLS);
+        let chunks = (key_chunks + v_head_cols / CHUNK_COLS).min(CHUNKS_MAX);
+        let shared_bytes = 2 * (chunks * CHUNK_COLS * SPLIT_SLOTS + 16 * (key_chunks * CHUNK_COLS + 8));
+        let grid = [splits, kv_heads, (tokens * self.group()).div_ceil(16)];
+        let split = Launch::new("attention_decode", "attention_split", grid, 256, &attention);
+        let grid = [tokens * q_heads, v_head_cols / CHUNK_COLS, 1];
+        let join = Launch::new("attention_decode", "attention_join", grid, 256, &JoinArgs { attention, forms });
+        vec![split.with_shared(shared_bytes), join]
+    }
+
+    /// Launches by [`Method::Split`] in groups of tokens, where the partials have room for `room_tokens` only. Instead
+    /// of `out` they write `forms` (no F16), for which `out` says how many columns a row has.
+    pub fn launches_in_groups(&self, tokens: u32, room_tokens: u32, forms: Forms) -> Vec<Launch> {
         let room_tokens = room_tokens.max(1);
         let mut launches = Vec::new();
         for first in (0..tokens).step_by(room_tokens as usize) {
@@ -121,8 +139,9 @@ impl Attend<'_> {
             let from = |array: DevicePtr| array.offset(u64::from(first) * 4);
             let (positions, sequences) = (from(self.inputs.positions), from(self.inputs.sequences));
             let inputs = RoundInputs { positions, sequences, ..*self.inputs };
-            let group = Attend { q: row(self.q), out: row(self.out), inputs: &inputs, ..*self };
-            launches.extend(group.launches(Chip::Portable, Method::Split, room_tokens.min(tokens - first)));
+            let group = Attend { q: row(self.q), inputs: &inputs, ..*self };
+            let forms = forms.from_row(first, self.out.cols);
+            launches.extend(group.split(room_tokens.min(tokens - first), forms));
         }
         launches
     }
@@ -159,11 +178,11 @@ impl Attend<'_> {
             v_slot_cols: if shared { cache.k_cols } else { cache.v_cols },
             mask,
             mask_tokens,
-            splits: partials.splits,
+            splits: Partials::splits(partials.slots),
             f32_cache: u32::from(cache.ty == CacheType::F32),
             scale: shape.scale,
             softcap: shape.softcap.unwrap_or(0.0),
-            reserved: 0,
+            slots: partials.slots,
         }
     }
 }

@@ -2,8 +2,8 @@
 //! Views are taken as they are: the program's verifier has checked that shapes agree. Next: `attention.rs`.
 
 use super::args::{
-    AddArgs, AnglesArgs, CopyColsArgs, EmbedArgs, ExpertScaleArgs, ExpertSumArgs, GroupNormArgs, PositionScaleArgs,
-    ReduceArgs, RopeArgs, SelectRowsArgs, SigmoidGateArgs, SoftcapArgs, StoreKvArgs, View,
+    AddArgs, AnglesArgs, CopyColsArgs, EmbedArgs, ExpertScaleArgs, ExpertSumArgs, GroupNormArgs, HeadsArgs,
+    PositionScaleArgs, ReduceArgs, RopeArgs, SelectRowsArgs, SigmoidGateArgs, SoftcapArgs, StoreKvArgs, View,
 };
 use super::launch::blocks;
 use super::product::module;
@@ -26,7 +26,7 @@ fn grid(cols: u32, rows: u32) -> [u32; 3] {
 
 /// out = a + b.
 pub fn add(a: View, b: View, out: View, rows: u32) -> Launch {
-    Launch::new("elementwise", "add", grid(out.cols, rows), THREADS, &AddArgs { a, b, out })
+    Launch::new("elementwise", "add", grid(out.cols.div_ceil(4), rows), THREADS, &AddArgs { a, b, out })
 }
 
 /// out = x · sigmoid(gate); the gate has as many columns as x, or one.
@@ -221,6 +221,62 @@ pub fn store_kv(k: View, v: View, cache: &KvCache, inputs: &RoundInputs, rows: u
     };
     let cols = k.cols + if v.data.is_null() { 0 } else { v.cols };
     Launch::new("heads", "store_kv", grid(cols, rows), THREADS, &args)
+}
+
+/// Queries and keys before their rotation, and values: what one launch makes ready for attention.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Heads {
+    /// Columns of a head of the queries and of the keys.
+    pub head_cols: u32,
+    /// Rotated columns of a head.
+    pub n_rot: u32,
+    /// Which columns rotate together.
+    pub pairing: RopePairing,
+    /// Weights {head_cols} and eps of the RMS norms of queries and keys before the rotation; `None`: no norms.
+    pub norms: Option<[(DevicePtr, f32); 2]>,
+    /// \[rows, heads · head_cols\].
+    pub q: View,
+    /// Where the rotated queries go; may be `q`.
+    pub q_out: View,
+    /// \[rows, key heads · head_cols\].
+    pub k: View,
+    /// \[rows, any columns\].
+    pub v: View,
+    /// Angles of [`rope_angles`].
+    pub trig: DevicePtr,
+}
+
+/// What two [`rope`] and [`store_kv`] do, to the bit: queries are rotated, keys are rotated into the cache, values are
+/// copied there. The rotated keys stand nowhere else.
+pub fn rope_and_store(heads: &Heads, cache: &KvCache, inputs: &RoundInputs, rows: u32) -> Launch {
+    let Heads { head_cols, n_rot, pairing, norms, q, q_out, k, v, trig } = *heads;
+    let [(q_weight, q_eps), (k_weight, k_eps)] = norms.unwrap_or_default();
+    let args = HeadsArgs {
+        q,
+        q_out,
+        k,
+        v,
+        q_weight,
+        k_weight,
+        trig,
+        k_cache: cache.keys,
+        v_cache: cache.values,
+        slots: inputs.slots,
+        positions: inputs.positions,
+        sequences: inputs.sequences,
+        slot_positions: cache.slot_positions,
+        slot_sequences: cache.slot_sequences,
+        head_cols,
+        n_rot,
+        neox: u32::from(pairing == RopePairing::Neox),
+        norm: u32::from(norms.is_some()),
+        f32_cache: u32::from(cache.ty == CacheType::F32),
+        q_eps,
+        k_eps,
+        reserved: 0,
+    };
+    let groups = (q.cols + k.cols) / head_cols.max(1) + v.cols.div_ceil(head_cols.max(1));
+    Launch::new("heads", "rope_and_store", [groups.div_ceil(HEAD_WARPS), rows, 1], 32 * HEAD_WARPS, &args)
 }
 
 /// Rows `ids` (I32) of a table, times `scale`, exactly dequantised; null ids: row r to row r. Ids outside the table

@@ -5,19 +5,31 @@ use super::args::{ConvertArgs, Forms, GluArgs, NormArgs, View};
 use super::launch::blocks;
 use super::{DevicePtr, Launch};
 use crate::cpu::ops::elementwise::Glu;
+use bytemuck::NoUninit;
 
 /// Threads of a block that shares a row with others.
 const THREADS: u32 = 256;
+/// Columns that a block of a scaled row keeps, groups of columns that it loads at once, and those of a norm that a
+/// thread keeps: as in `rows.cu`.
+const KEPT_COLS: u32 = 20480;
+const AT_ONCE: u32 = 4;
+const NORM_KEPT: u32 = 4;
+/// Rows up to which a norm shares out a row's columns to several blocks.
+const SHARED_ROWS_MAX: u32 = 8;
 
-/// Blocks per row: one where a row scale needs the whole row.
-fn row_grid(cols: u32, rows: u32, forms: &Forms) -> [u32; 3] {
-    let most = if forms.f16.is_null() { 64 } else { 1 };
-    [blocks(cols, 4 * THREADS, most), rows, 1]
+/// The launch that writes rows: one block per row where a row scale needs the whole row.
+fn over_rows<A: NoUninit>(kernel: &'static str, cols: u32, rows: u32, forms: &Forms, args: &A) -> Launch {
+    if forms.f16.is_null() {
+        return Launch::new("rows", kernel, [blocks(cols, 4 * THREADS, 64), rows, 1], THREADS, args);
+    }
+    let threads = cols.div_ceil(4 * AT_ONCE).next_multiple_of(32).clamp(128, 512);
+    let shared_bytes = cols.next_multiple_of(4).min(KEPT_COLS) * 4;
+    Launch::new("rows", kernel, [1, rows, 1], threads, args).with_shared(shared_bytes)
 }
 
 /// x in other forms.
 pub fn convert(x: View, rows: u32, forms: Forms) -> Launch {
-    Launch::new("rows", "convert_rows", row_grid(x.cols, rows, &forms), THREADS, &ConvertArgs { x, forms })
+    over_rows("convert_rows", x.cols, rows, &forms, &ConvertArgs { x, forms })
 }
 
 /// A sum that goes into the residual stream on the way to a norm.
@@ -42,8 +54,11 @@ pub fn rms_norm(x: View, residual: Option<Residual>, weight: DevicePtr, eps: f32
         eps,
         reserved: 0,
     };
-    let threads = (x.cols.div_ceil(4).next_multiple_of(32)).clamp(32, 1024);
-    Launch::new("rows", "rms_norm", [1, rows, 1], threads, &args)
+    let threads = x.cols.div_ceil(4 * NORM_KEPT).next_multiple_of(32).clamp(32, 1024);
+    // A sum may lie where other blocks still read.
+    let shares = forms.f16.is_null() && residual.is_none() && rows <= SHARED_ROWS_MAX;
+    let parts = if shares { blocks(x.cols, 4 * threads, NORM_KEPT) } else { 1 };
+    Launch::new("rows", "rms_norm", [parts, rows, 1], threads, &args)
 }
 
 /// activation(gate, up).
@@ -54,5 +69,5 @@ pub fn glu(activation: Glu, gate: View, up: View, rows: u32, forms: Forms) -> La
         Glu::ClampedSwish { alpha, limit } => (2, alpha, limit),
     };
     let args = GluArgs { gate, up: up.data, forms, up_stride: up.stride, activation: code, alpha, limit };
-    Launch::new("rows", "glu_rows", row_grid(gate.cols, rows, &forms), THREADS, &args)
+    over_rows("glu_rows", gate.cols, rows, &forms, &args)
 }

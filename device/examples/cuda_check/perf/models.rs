@@ -174,7 +174,7 @@ fn attention_us(
     let partials = Partials {
         sums: lab.room(if method == Method::Split { sums * u64::from(tokens) } else { 16 }),
         scales: lab.room(if method == Method::Split { scales * u64::from(tokens) } else { 16 }),
-        splits: Partials::splits(context),
+        slots: context,
     };
     let inputs = RoundInputs {
         positions: lab.put_i32(&last)?,

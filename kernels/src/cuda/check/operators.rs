@@ -298,7 +298,7 @@ fn attend(
     let partials = Partials {
         sums: bench.room(sums as usize * kind.tokens)?,
         scales: bench.room(scales as usize * kind.tokens)?,
-        splits: Partials::splits(n_slots as u32),
+        slots: n_slots as u32,
     };
     let tokens = kind.tokens as u32;
     let attend = Attend { shape, q, out, cache: &cache, inputs: &inputs, sinks, partials };

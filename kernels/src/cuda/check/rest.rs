@@ -1,6 +1,7 @@
 //! What no case table covers: row look-up, forms of activations, cache writes, several sequences, movements, flags.
+//! Next: `fused.rs`.
 
-use super::{Bench, Machine, judge, relative_norm};
+use super::{Bench, Machine, fused, judge, relative_norm};
 use crate::cases::{Random, random_weights};
 use crate::cpu::ops::attention::{AttentionShape, Mask};
 use crate::cpu::ops::elementwise::Glu;
@@ -17,9 +18,9 @@ use crate::quant::{WeightType, dequantise_row, pack_panels, packed_bytes};
 use half::{bf16, f16};
 
 /// One check on a cleared machine.
-type Check = fn(&mut Bench) -> Result<(), String>;
+pub(super) type Check = fn(&mut Bench) -> Result<(), String>;
 
-/// Runs all checks of this file.
+/// Runs all checks of this file and of `fused.rs`.
 ///
 /// # Errors
 /// The first that fails.
@@ -37,7 +38,7 @@ pub fn check_rest(machine: &mut dyn Machine) -> Result<(), String> {
         ("movements and flags", movements),
         ("sums and selections", sums),
     ];
-    for (what, check) in checks {
+    for (what, check) in checks.into_iter().chain(fused::CHECKS) {
         machine.clear()?;
         let name = machine.name();
         check(&mut Bench { machine: &mut *machine }).map_err(|error| format!("{name}: {what}: {error}"))?;
@@ -45,7 +46,7 @@ pub fn check_rest(machine: &mut dyn Machine) -> Result<(), String> {
     Ok(())
 }
 
-fn normals(random: &mut Random, count: usize, deviation: f32) -> Vec<f32> {
+pub(super) fn normals(random: &mut Random, count: usize, deviation: f32) -> Vec<f32> {
     (0..count).map(|_| random.normal() * deviation).collect()
 }
 
@@ -142,14 +143,14 @@ fn sorting(bench: &mut Bench) -> Result<(), String> {
 }
 
 /// All forms of some rows in device memory.
-struct AllForms {
-    rows: usize,
-    cols: usize,
-    forms: Forms,
+pub(super) struct AllForms {
+    pub(super) rows: usize,
+    pub(super) cols: usize,
+    pub(super) forms: Forms,
 }
 
 impl AllForms {
-    fn room(bench: &mut Bench, rows: usize, cols: usize) -> Result<AllForms, String> {
+    pub(super) fn room(bench: &mut Bench, rows: usize, cols: usize) -> Result<AllForms, String> {
         let forms = Forms {
             f32: bench.room(rows * cols * 4)?,
             q8: bench.room(rows * cols)?,
@@ -201,15 +202,17 @@ fn bytemuck_cast(words: [u32; 2]) -> BlockScale {
 
 /// Rows of ordinary, huge and tiny numbers, and of zeros.
 fn forms(bench: &mut Bench) -> Result<(), String> {
-    let (rows, cols) = (4, 2080);
-    let mut x = normals(&mut Random::new(1), rows * cols, 1.0);
-    x[cols..2 * cols].iter_mut().for_each(|x| *x *= 1e9);
-    x[2 * cols..3 * cols].iter_mut().for_each(|x| *x *= 1e-9);
-    x[3 * cols..].fill(0.0);
-    let view = bench.put_rows(&x, cols)?;
-    let all = AllForms::room(bench, rows, cols)?;
-    bench.run([rows::convert(view, rows as u32, all.forms)])?;
-    all.check(bench, &wide(&x))
+    for (rows, cols) in [(4, 2080), (4, 20_544)] {
+        let mut x = normals(&mut Random::new(1), rows * cols, 1.0);
+        x[cols..2 * cols].iter_mut().for_each(|x| *x *= 1e9);
+        x[2 * cols..3 * cols].iter_mut().for_each(|x| *x *= 1e-9);
+        x[3 * cols..].fill(0.0);
+        let view = bench.put_rows(&x, cols)?;
+        let all = AllForms::room(bench, rows, cols)?;
+        bench.run([rows::convert(view, rows as u32, all.forms)])?;
+        all.check(bench, &wide(&x))?;
+    }
+    Ok(())
 }
 
 fn norm_with_residual(bench: &mut Bench) -> Result<(), String> {
@@ -325,7 +328,7 @@ fn sequences(bench: &mut Bench) -> Result<(), String> {
         let partials = Partials {
             sums: bench.room(sums as usize * tokens)?,
             scales: bench.room(scales as usize * tokens)?,
-            splits: Partials::splits(n_slots as u32),
+            slots: n_slots as u32,
         };
         let (cache, inputs, sinks) = (&cache, &inputs, DevicePtr::NULL);
         let attend = Attend { shape: &shape, q, out, cache, inputs, sinks, partials };

@@ -232,7 +232,7 @@ fn attention_launches(
     let partials = Partials {
         sums: lab.room(sums * split)?,
         scales: lab.room(scales * split)?,
-        splits: Partials::splits(context),
+        slots: context,
     };
     let inputs = RoundInputs {
         positions: lab.put_i32(&positions[(context - tokens) as usize..])?,

@@ -63,14 +63,15 @@ impl Lower<'_> {
         let (room_bytes, chip) = (self.scratch.partial_sum_bytes, self.chip);
         self.emit(move |args, out| {
             let slots = slots_seen(&tables, args.context_tokens, slots);
-            let partials = Partials { sums, scales, splits: Partials::splits(slots) };
+            let partials = Partials { sums, scales, slots };
             let method = Method::for_shape(&shape, cache.ty, args.tokens);
             let (cache, inputs, shape) = (&cache, &inputs, &shape);
             let attend = Attend { shape, q, out: out_view, cache, inputs, sinks, partials };
             match method {
                 Method::Split => {
                     let room = room_bytes / Partials::bytes_per_token(shape, slots).0.max(1);
-                    out.extend(attend.launches_in_groups(args.tokens, room.min(u64::from(u32::MAX)) as u32));
+                    let room = room.min(u64::from(u32::MAX)) as u32;
+                    out.extend(attend.launches_in_groups(args.tokens, room, attend.value()));
                 }
                 _ => out.extend(attend.launches(chip, method, args.tokens)),
             }
