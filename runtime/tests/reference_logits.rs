@@ -96,7 +96,7 @@ fn threads_change_no_bit() {
     for name in REFERENCE_MODELS {
         let ids = prompt(name);
         let one = logits(&mut executor(name, Precision::Fast, 1), &ids, 5);
-        for threads in [2, 3, 8] {
+        for threads in 2..=8 {
             let mut executor = executor(name, Precision::Fast, threads);
             for ubatch in [9, 1] {
                 assert!(logits(&mut executor, &ids, ubatch) == one, "{name}, {threads} threads, ubatch {ubatch}");
