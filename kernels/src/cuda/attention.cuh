@@ -37,6 +37,13 @@ DEVICE float score_of(const AttentionArgs &a, float product) {
     return score * LOG2E;
 }
 
+/// The first position that a token at `position` may see; not above 0: all.
+DEVICE i32 first_visible(const AttentionArgs &a, i32 position) {
+    if (a.mask == 1) return position - (i32)a.mask_tokens + 1;
+    if (a.mask == 2) return position / (i32)a.mask_tokens * (i32)a.mask_tokens;
+    return 0;
+}
+
 /// Whether a token at `position` of `sequence` sees the slot.
 DEVICE i32 sees(const AttentionArgs &a, i32 position, i32 sequence, i32 slot_position, i32 slot_sequence) {
     if (slot_position < 0 || slot_position > position || slot_sequence != sequence) return 0;

@@ -86,12 +86,13 @@ DEVICE void load_queries(const AttentionArgs &a, u16 *queries, u32 pitch) {
 /// Which of this lane's scores count: bit 4 n + 2 h + j for slot 8 n + 2 t + j of the warp's 16 and row g + 8 h.
 DEVICE u32 visible(const AttentionArgs &a, u32 first_slot) {
     u32 lane = threadIdx.x % 32, g = lane / 4, t = lane % 4, bits = 0, n_slots = *a.n_slots;
-    i32 position[2], sequence[2], slot_position[4], slot_sequence[4];
+    i32 position[2], lowest[2], sequence[2], slot_position[4], slot_sequence[4];
 #pragma unroll
     for (u32 h = 0; h < 2; h++) {
         Row row = row_of(a, g + 8 * h);
         position[h] = row.inside ? a.positions[row.token] : -1;
         sequence[h] = row.inside ? a.sequences[row.token] : -1;
+        lowest[h] = max(0, first_visible(a, position[h]));
     }
 #pragma unroll
     for (u32 i = 0; i < 4; i++) {
@@ -103,9 +104,11 @@ DEVICE u32 visible(const AttentionArgs &a, u32 first_slot) {
     for (u32 i = 0; i < 4; i++) {
         u32 known = first_slot + i / 2 * 8 + 2 * t + i % 2 < n_slots;
 #pragma unroll
-        for (u32 h = 0; h < 2; h++)
-            if (known && sees(a, position[h], sequence[h], slot_position[i], slot_sequence[i]))
-                bits |= 1u << (4 * (i / 2) + 2 * h + i % 2);
+        for (u32 h = 0; h < 2; h++) {
+            u32 in_reach = slot_position[i] >= lowest[h] && slot_position[i] <= position[h];
+            u32 seen = known && in_reach && slot_sequence[i] == sequence[h];
+            bits |= seen << (4 * (i / 2) + 2 * h + i % 2);
+        }
     }
     return bits;
 }
@@ -211,10 +214,12 @@ extern "C" __global__ void BOUNDS(256, 3) attention_split(AttentionArgs a) {
     }
     u32 keys = divide_up(a.k_head_cols, COLS), all = keys + a.v_head_cols / COLS, pitch = keys * COLS + 8;
     Chunks chunks{memory, first_slot, min(*a.n_slots, a.slots) - 1, keys, all};
+#pragma unroll 1
     for (u32 chunk = 0; chunk < RING; chunk++) fetch(a, chunks, chunk);
     u16 *queries = (u16 *)(memory + min(RING, all) * CHUNK_BYTES);
     load_queries(a, queries, pitch);
     float score[2][4] = {};
+#pragma unroll 1
     for (u32 chunk = 0; chunk < keys; chunk++) {
         await_chunk();
         multiply_keys(queries + chunk * COLS, pitch, chunk_at(chunks, chunk), score);
@@ -222,6 +227,7 @@ extern "C" __global__ void BOUNDS(256, 3) attention_split(AttentionArgs a) {
     }
     weigh(a, score, bits, tops, sums, weights);
     Row rows[2] = {row_of(a, g), row_of(a, g + 8)};
+#pragma unroll 1
     for (u32 chunk = keys; chunk < all; chunk++) {
         await_chunk();
         if (chunk == keys) write_scales(a, 1, tops, sums);

@@ -41,13 +41,6 @@ template <u32 ROWS> DEVICE void find_range(const AttentionArgs &a, u32 first_row
     if (threadIdx.x == 0) *out = Range{first, last, low == high ? low : -1};
 }
 
-/// The first position that a token at `position` may see.
-DEVICE i32 first_visible(const AttentionArgs &a, i32 position) {
-    if (a.mask == 1) return position - (i32)a.mask_tokens + 1;
-    if (a.mask == 2) return position / (i32)a.mask_tokens * (i32)a.mask_tokens;
-    return 0;
-}
-
 /// Classes one tile of slots; all lanes of a warp call it together.
 template <u32 SLOTS> DEVICE Status class_tile(const AttentionArgs &a, const Range &range, u32 first_slot, u32 n_slots) {
     i32 some = 0, all = 1;

@@ -58,7 +58,7 @@ struct RopeArgs {
 };
 
 /// Pairs of columns that a lane has at once.
-static constexpr u32 PAIRS = 4;
+static constexpr u32 PAIRS = 2;
 
 struct Pairs {
     float first[PAIRS], second[PAIRS], first_weight[PAIRS], second_weight[PAIRS], cosine[PAIRS], sine[PAIRS];
@@ -208,25 +208,27 @@ struct HeadsArgs {
 extern "C" __global__ void BOUNDS(128, 8) rope_and_store(HeadsArgs g) {
     u32 head = blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32, row = blockIdx.y, lane = threadIdx.x % 32;
     u32 q_heads = g.q.cols / g.head_cols, k_heads = g.k.cols / g.head_cols;
-    i32 slot = head < q_heads ? -1 : g.slots[row];
-    if (head < q_heads) {
-        RopeArgs a{g.q, g.q_out, g.trig, g.q_weight, q_heads, g.head_cols, g.n_rot, g.neox, g.norm, g.q_eps};
-        float *out = head_of(a, row, head);
-        rotate(a, row, head, [&](u32 i, float y) { out[i] = y; });
-    } else if (slot < 0) {
+    u32 is_q = head < q_heads;
+    i32 slot = is_q ? 0 : g.slots[row];
+    if (slot < 0) return;
+    if (head < q_heads + k_heads) {
+        RopeArgs a{is_q ? g.q : g.k, g.q_out, g.trig, is_q ? g.q_weight : g.k_weight, q_heads, g.head_cols,
+                   g.n_rot, g.neox, g.norm, is_q ? g.q_eps : g.k_eps};
+        u32 own = is_q ? head : head - q_heads;
+        float *out = head_of(a, row, own);
+        u64 at = (u64)(u32)slot * g.k.cols + own * g.head_cols;
+        rotate(a, row, own, [&](u32 i, float y) {
+            if (is_q) out[i] = y;
+            else put_cached(g.k_cache, g.f32_cache, at + i, y);
+        });
         return;
-    } else if (head < q_heads + k_heads) {
-        RopeArgs a{g.k, g.k, g.trig, g.k_weight, k_heads, g.head_cols, g.n_rot, g.neox, g.norm, g.k_eps};
-        u64 at = (u64)(u32)slot * g.k.cols + (head - q_heads) * g.head_cols;
-        rotate(a, row, head - q_heads, [&](u32 i, float y) { put_cached(g.k_cache, g.f32_cache, at + i, y); });
-    } else {
-        u32 first = (head - q_heads - k_heads) * g.head_cols, last = min(first + g.head_cols, g.v.cols);
-        for (u32 i = first + lane; i < last; i += 32)
-            put_cached(g.v_cache, g.f32_cache, (u64)(u32)slot * g.v.cols + i, g.v.data[(u64)row * g.v.stride + i]);
-        if (first == 0 && lane == 0) {
-            g.slot_positions[slot] = g.positions[row];
-            g.slot_sequences[slot] = g.sequences[row];
-        }
+    }
+    u32 first = (head - q_heads - k_heads) * g.head_cols, last = min(first + g.head_cols, g.v.cols);
+    for (u32 i = first + lane; i < last; i += 32)
+        put_cached(g.v_cache, g.f32_cache, (u64)(u32)slot * g.v.cols + i, g.v.data[(u64)row * g.v.stride + i]);
+    if (first == 0 && lane == 0) {
+        g.slot_positions[slot] = g.positions[row];
+        g.slot_sequences[slot] = g.sequences[row];
     }
 }
 EXPORT(rope_and_store)

@@ -9,11 +9,9 @@ use bytemuck::NoUninit;
 
 /// Threads of a block that shares a row with others.
 const THREADS: u32 = 256;
-/// Columns that a block of a scaled row keeps, groups of columns that it loads at once, and those of a norm that a
-/// thread keeps: as in `rows.cu`.
+/// Columns that a block of a scaled row keeps and groups of four columns that a thread loads at once: as in `rows.cu`.
 const KEPT_COLS: u32 = 20480;
 const AT_ONCE: u32 = 4;
-const NORM_KEPT: u32 = 4;
 /// Rows up to which a norm shares out a row's columns to several blocks.
 const SHARED_ROWS_MAX: u32 = 8;
 
@@ -54,10 +52,10 @@ pub fn rms_norm(x: View, residual: Option<Residual>, weight: DevicePtr, eps: f32
         eps,
         reserved: 0,
     };
-    let threads = x.cols.div_ceil(4 * NORM_KEPT).next_multiple_of(32).clamp(32, 1024);
+    let threads = x.cols.div_ceil(4 * AT_ONCE).next_multiple_of(32).clamp(32, 512);
     // A sum may lie where other blocks still read.
     let shares = forms.f16.is_null() && residual.is_none() && rows <= SHARED_ROWS_MAX;
-    let parts = if shares { blocks(x.cols, 4 * threads, NORM_KEPT) } else { 1 };
+    let parts = if shares { blocks(x.cols, 4 * threads, AT_ONCE) } else { 1 };
     Launch::new("rows", "rms_norm", [parts, rows, 1], threads, &args)
 }
 
