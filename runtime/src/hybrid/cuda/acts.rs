@@ -1,8 +1,8 @@
 //! Inputs of products: which forms of a value the products read, where the forms lie, and what their producers write.
 //!
 //! A group is one view of a value with all products that read it. Its forms live from the operator that writes them (a
-//! norm or gated unit can write them itself; else the first product of the run converts the value) to the last product;
-//! groups whose lives do not meet share memory. Next: `lower.rs`.
+//! norm, gated unit or attention can write them itself; else the first product of the run converts the value) to the
+//! last product; groups whose lives do not meet share memory. Next: `lower.rs`.
 
 use super::at;
 use crate::Error;
@@ -105,7 +105,7 @@ pub fn groups(program: &Program, sizes: &Sizes) -> Result<Vec<Group>, Error> {
 fn producer(program: &Program, view: program::View, end: usize) -> Option<usize> {
     (0..end).rev().find(|&op| match &program.ops[op].kind {
         OpKind::RmsNorm { x, group, out, .. } => *out == view && *group == x.cols,
-        OpKind::Glu { out, .. } => *out == view,
+        OpKind::Glu { out, .. } | OpKind::Attention { out, .. } => *out == view,
         _ => false,
     })
 }
@@ -148,7 +148,7 @@ impl Places {
 }
 
 impl Group {
-    /// The norm or gated unit that makes the value.
+    /// The norm, gated unit or attention that makes the value.
     pub fn producer(&self, program: &Program) -> Option<usize> {
         producer(program, self.view, self.wants.first()?.op)
     }

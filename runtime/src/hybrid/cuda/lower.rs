@@ -1,8 +1,9 @@
 //! From operators to launches. What follows each other is fused where no one else reads what lies between: a norm or
-//! gated unit writes the forms that products read, a product adds the residual, a rotation takes the norm before it.
+//! gated unit writes the forms that products read, so does attention of few tokens, a product adds the residual, a
+//! rotation takes the norm before it, and rotations and the cache write are one launch (`heads.rs`).
 //!
 //! Fusing moves an operator's reads to a later place only inside an item (there no two values share memory). Sums and
-//! forms depend on the number of rows, so each emit decides anew in each round. Next: `mixers.rs`, then `op.rs`.
+//! forms depend on the number of rows, so each emit decides anew in each round. Next: `heads.rs`, `mixers.rs`, `op.rs`.
 
 use super::acts::{Acts, Group, split_rows};
 use super::scratch::Scratch;
@@ -11,9 +12,11 @@ use crate::Error;
 use crate::hybrid::ops::{GpuWeight, OpEnv, RoundArgs};
 use device::gpu::Gpu;
 use kernels::KernelError;
+use kernels::cpu::ops::attention::AttentionShape;
 use kernels::cpu::ops::elementwise::{ColGroups, Glu, Temperature};
 use kernels::cpu::ops::rope::{RopePairing, RopeParams, RopeScaling, RopeTable};
-use kernels::cuda::ops::{self, GroupNorm, RopeShape};
+use kernels::cuda::attention::Method;
+use kernels::cuda::ops::{self, CacheType, GroupNorm, RopeShape};
 use kernels::cuda::product::{self, Part};
 use kernels::cuda::{Chip, DevicePtr, Forms, GpuMatrix, Launch, View, rows};
 use plan_format::program::{self, OpKind, Program, Rows};
@@ -119,13 +122,31 @@ pub(super) struct Input {
     pub(super) acts: Arc<Acts>,
     /// Whether this product is the first that needs the forms, and nobody has written them.
     pub(super) converts: bool,
+    /// The attention that makes the value: it writes forms in some rounds.
+    attention: Option<Attending>,
+}
+
+/// An attention, as far as it decides who writes the forms of its results.
+#[derive(Clone)]
+pub(super) struct Attending {
+    pub(super) shape: AttentionShape,
+    pub(super) cache: CacheType,
+}
+
+impl Attending {
+    /// Whether these forms are written with the results in a round of so many tokens: splits are joined head by head,
+    /// so nobody knows a row's scale.
+    pub(super) fn writes(&self, forms: &Forms, tokens: u32) -> bool {
+        Method::for_shape(&self.shape, self.cache, tokens) == Method::Split && forms.f16.is_null()
+    }
 }
 
 impl Input {
     /// The launch that writes the forms, if this product is to do it.
     pub(super) fn convert(&self, args: RoundArgs, out: &mut Vec<Launch>) {
         let forms = self.acts.forms(args);
-        if self.converts && forms != Forms::default() {
+        let written = self.attention.as_ref().is_some_and(|attention| attention.writes(&forms, args.tokens));
+        if self.converts && !written && forms != Forms::default() {
             // `find_acts` has seen that the rows lie as they must.
             out.extend(self.acts.input_rows().map(|x| rows::convert(x, self.acts.rows(args), forms)));
         }
@@ -164,7 +185,7 @@ impl Lower<'_> {
     }
 
     /// Whether `reader` alone reads a value.
-    fn is_read_only_by(&self, value: ValueId, reader: usize) -> bool {
+    pub(super) fn is_read_only_by(&self, value: ValueId, reader: usize) -> bool {
         !self.env.is_read_outside(value, &self.ops) && self.readers(value).eq([reader])
     }
 
@@ -173,16 +194,19 @@ impl Lower<'_> {
         for group in &self.scratch.groups {
             let wants: Vec<_> = group.wants.iter().copied().filter(|want| self.ops.contains(&want.op)).collect();
             let Some(first) = wants.first().map(|want| want.op) else { continue };
-            let written = self.writer_of_forms(group).is_some();
+            let writer = self.writer_of_forms(group);
+            let attention = writer.and_then(|index| self.attending(index));
+            let written = writer.is_some() && attention.is_none();
             let acts = Arc::new(Acts::new(group, wants.clone(), self.view(group.view), self.env.scratch.start));
             for want in wants {
                 let converts = want.op == first && !written;
-                self.acts.insert(want.op, Input { acts: Arc::clone(&acts), converts });
+                let attention = attention.clone();
+                self.acts.insert(want.op, Input { acts: Arc::clone(&acts), converts, attention });
             }
         }
     }
 
-    /// The norm or gated unit in the run that writes a group's forms.
+    /// The norm, gated unit or attention in the run that writes a group's forms.
     fn writer_of_forms(&self, group: &Group) -> Option<usize> {
         let index = group.producer(self.program()).filter(|index| self.ops.contains(index))?;
         let splits = |view: program::View| split_rows(self.view(view), group.parts).is_some();
@@ -195,7 +219,7 @@ impl Lower<'_> {
 
     /// What a producer of `out` writes: the forms for the group that reads it, if there is one in the run, and whether
     /// anyone else reads the value itself.
-    fn outputs(&self, index: usize, out: program::View) -> (Option<Arc<Acts>>, bool) {
+    pub(super) fn outputs(&self, index: usize, out: program::View) -> (Option<Arc<Acts>>, bool) {
         let groups = self.scratch.groups.iter().filter(|group| group.view == out);
         let group = groups.filter(|group| self.writer_of_forms(group) == Some(index)).find_map(|group| {
             group.wants.iter().find_map(|want| self.acts.get(&want.op)).map(|input| (group, Arc::clone(&input.acts)))
@@ -208,6 +232,9 @@ impl Lower<'_> {
     }
 
     fn operator(&mut self, index: usize) -> Result<(), Error> {
+        if self.heads_and_store(index)? {
+            return Ok(());
+        }
         let kind = self.program().ops[index].kind.clone();
         match &kind {
             OpKind::RmsNorm { x, group, weight, eps, out } => self.rms_norm(index, *x, *group, *weight, *eps, *out)?,
@@ -219,7 +246,7 @@ impl Lower<'_> {
             OpKind::HeadMatMul { heads, weight, out, .. } => self.head_mat_mul(index, *heads, *weight, *out)?,
             OpKind::ExpertSum { x, chosen, weights, out } => self.expert_sum(index, *x, *chosen, *weights, *out),
             OpKind::Router { .. } => self.router(&kind)?,
-            OpKind::Attention { q, cache, attention, out } => self.attention(*q, *cache, attention, *out)?,
+            OpKind::Attention { q, cache, attention, out } => self.attention(index, *q, *cache, attention, *out)?,
             OpKind::StoreKv { k, v, cache } => self.store_kv(*k, *v, *cache)?,
             OpKind::Rope { x, heads, head_cols, rope, out } => {
                 let head = Head { heads: *heads, head_cols: *head_cols, norm: None };
@@ -450,7 +477,7 @@ struct Head {
 }
 
 /// The forms to write, the value itself included if anyone reads it.
-fn with_value(acts: Option<&Acts>, args: RoundArgs, others: bool, out: View) -> Forms {
+pub(super) fn with_value(acts: Option<&Acts>, args: RoundArgs, others: bool, out: View) -> Forms {
     let forms = acts.map_or_else(Forms::default, |acts| acts.forms(args));
     if others || acts.is_none_or(|acts| acts.reads_value(args)) {
         return Forms { f32: out.data, f32_stride: out.stride, ..forms };

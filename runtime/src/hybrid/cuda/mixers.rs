@@ -1,7 +1,7 @@
 //! Attention with its cache, convolutions and delta nets. Next: `experts.rs`.
 
 use super::at;
-use super::lower::Lower;
+use super::lower::{Attending, Lower, with_value};
 use crate::Error;
 use crate::exec::prepare::attention_shape;
 use crate::hybrid::ops::{GpuKv, GpuState};
@@ -10,18 +10,17 @@ use kernels::cpu::ops::kv::KV_BLOCK;
 use kernels::cuda::attention::{Attend, Method, Partials};
 use kernels::cuda::ops::{self, CacheType, KvCache, RoundInputs};
 use kernels::cuda::{DevicePtr, View, recurrent};
-use plan_format::program;
+use plan_format::program::{self, OpKind};
 use plan_format::{StateId, WeightId};
 use std::sync::Arc;
 
 impl Lower<'_> {
-    fn kv(&self, state: StateId) -> Result<(KvCache, RoundInputs, &GpuKv), Error> {
+    pub(super) fn kv(&self, state: StateId) -> Result<(KvCache, RoundInputs, &GpuKv), Error> {
         let GpuState::Kv(kv) = self.env.state(state)? else {
             return Err(Error::Program { what: "attention on a state that is no cache" });
         };
-        let ty = if self.env.sizes.kv_bytes == 2 { CacheType::F16 } else { CacheType::F32 };
         let cache = KvCache {
-            ty,
+            ty: self.cache_type(),
             keys: at(kv.keys),
             values: kv.values.map_or(DevicePtr::NULL, at),
             slot_positions: at(kv.slot_positions),
@@ -38,6 +37,16 @@ impl Lower<'_> {
         Ok((cache, inputs, kv))
     }
 
+    fn cache_type(&self) -> CacheType {
+        if self.env.sizes.kv_bytes == 2 { CacheType::F16 } else { CacheType::F32 }
+    }
+
+    /// The attention at an operator, if it is one.
+    pub(super) fn attending(&self, index: usize) -> Option<Attending> {
+        let OpKind::Attention { attention, .. } = &self.program().ops[index].kind else { return None };
+        Some(Attending { shape: attention_shape(attention), cache: self.cache_type() })
+    }
+
     pub(super) fn store_kv(&mut self, k: program::View, v: Option<program::View>, state: StateId) -> Result<(), Error> {
         let (cache, inputs, _) = self.kv(state)?;
         let (k, v) = (self.view(k), v.map_or(View::default(), |v| self.view(v)));
@@ -47,6 +56,7 @@ impl Lower<'_> {
 
     pub(super) fn attention(
         &mut self,
+        index: usize,
         q: program::View,
         state: StateId,
         attention: &program::Attention,
@@ -54,7 +64,8 @@ impl Lower<'_> {
     ) -> Result<(), Error> {
         let (cache, inputs, kv) = self.kv(state)?;
         let (slots, tables) = (kv.slots, Arc::clone(&kv.tables));
-        let shape = attention_shape(attention);
+        let attending = Attending { shape: attention_shape(attention), cache: cache.ty };
+        let (acts, others) = self.outputs(index, out);
         let sinks = self.small(attention.sinks)?;
         let (q, out_view) = (self.view(q), self.view(out));
         let start = self.env.scratch.start;
@@ -64,14 +75,17 @@ impl Lower<'_> {
         self.emit(move |args, out| {
             let slots = slots_seen(&tables, args.context_tokens, slots);
             let partials = Partials { sums, scales, slots };
-            let method = Method::for_shape(&shape, cache.ty, args.tokens);
-            let (cache, inputs, shape) = (&cache, &inputs, &shape);
+            let shape = &attending.shape;
+            let method = Method::for_shape(shape, cache.ty, args.tokens);
+            let (cache, inputs) = (&cache, &inputs);
             let attend = Attend { shape, q, out: out_view, cache, inputs, sinks, partials };
             match method {
                 Method::Split => {
                     let room = room_bytes / Partials::bytes_per_token(shape, slots).0.max(1);
                     let room = room.min(u64::from(u32::MAX)) as u32;
-                    out.extend(attend.launches_in_groups(args.tokens, room, attend.value()));
+                    let forms = with_value(acts.as_deref(), args, others, out_view);
+                    let forms = if attending.writes(&forms, args.tokens) { forms } else { attend.value() };
+                    out.extend(attend.launches_in_groups(args.tokens, room, forms));
                 }
                 _ => out.extend(attend.launches(chip, method, args.tokens)),
             }

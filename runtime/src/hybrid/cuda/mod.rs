@@ -7,6 +7,7 @@
 
 mod acts;
 mod experts;
+mod heads;
 mod lower;
 mod mixers;
 mod op;
