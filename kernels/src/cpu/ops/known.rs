@@ -241,6 +241,47 @@ fn attention_shows_a_bad_key_to_those_who_see_it() {
     }
 }
 
+/// R13 and gpt-oss: a window of n sees n positions, its own included, and a sink joins the denominator alone. Position p
+/// has the weight w_p before the softmax and the value p + 1.
+#[test]
+fn windows_and_sinks_weigh_by_the_formula() {
+    let weights = [8_f32, 1.0, 2.0, 4.0];
+    let mut k = vec![0.0; KV_BLOCK * 16];
+    for (position, weight) in weights.iter().enumerate() {
+        k[position * 16] = weight.ln();
+        k[position * 16 + 1] = position as f32 + 1.0;
+    }
+    let q: Vec<f32> = (0..4 * 16).map(|i| if i % 16 == 0 { 4.0 } else { 0.0 }).collect();
+    let cases = [
+        (Mask::Window { tokens: 3 }, None, [1.0, 10.0 / 9.0, 16.0 / 11.0, 24.0 / 7.0]),
+        (Mask::Window { tokens: 3 }, Some(0.0), [8.0 / 9.0, 1.0, 16.0 / 12.0, 3.0]),
+        (Mask::Window { tokens: 1 }, Some(4_f32.ln()), [8.0 / 12.0, 2.0 / 5.0, 6.0 / 6.0, 16.0 / 8.0]),
+        (Mask::Causal, Some(0.0), [8.0 / 9.0, 1.0, 16.0 / 12.0, 32.0 / 16.0]),
+        (Mask::Chunk { tokens: 2 }, None, [1.0, 10.0 / 9.0, 3.0, 22.0 / 6.0]),
+    ];
+    for (mask, sink, want) in cases {
+        let (k_head_cols, v_head_cols) = (16, 16);
+        let shape =
+            AttentionShape { q_heads: 1, kv_heads: 1, k_head_cols, v_head_cols, scale: 0.25, softcap: None, mask };
+        for isa in Isa::available() {
+            let inputs = AttentionInputs {
+                q: View::new(&q, 4, 16),
+                positions: &[0, 1, 2, 3],
+                k: KvView::F32(View::new(&k, KV_BLOCK, 16)),
+                v: None,
+                block_table: &[0],
+                sinks: sink.as_ref().map(std::slice::from_ref),
+            };
+            let mut out = vec![0.0; 4 * 16];
+            attention(isa, &shape, &inputs, 0..1, &mut AttentionScratch::new(&shape), ViewMut::new(&mut out, 4, 16));
+            for (token, want) in want.into_iter().enumerate() {
+                let got: f32 = out[token * 16 + 1];
+                assert!((got - want).abs() < 1e-5, "{mask:?}, sink {sink:?}, token {token}: {got} is not {want}");
+            }
+        }
+    }
+}
+
 /// A ring: physical blocks recur in the table; the window never looks at what was overwritten.
 #[test]
 fn a_ring_of_blocks_serves_a_window() {
