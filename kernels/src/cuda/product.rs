@@ -304,6 +304,7 @@ impl TokenTile {
             (Chip::Portable, _) => return TokenTile::portable(row_blocks, tokens),
             (_, ty) if ty.is_plain() => [485, 855, 1282, 1614],
             (_, WeightType::Q4_K | WeightType::Q5_K) => [800, 1175, 1450, 1800],
+            (_, WeightType::Q3_K) => [1140, 1900, 1450, 1800],
             (_, WeightType::Q6_K) => [1140, 1900, 1500, 2050],
             _ => [730, 1030, 2010, 1770],
         };
@@ -348,7 +349,7 @@ impl TokenTile {
     pub(super) fn shared_bytes(self, chip: Chip, ty: WeightType) -> u32 {
         let tokens = self.tokens();
         let pieces = match ty {
-            WeightType::Q4_K if tokens >= 192 => 9,
+            WeightType::Q3_K | WeightType::Q4_K if tokens >= 192 => 9,
             WeightType::Q5_K if tokens >= 192 => 11,
             WeightType::Q6_K if tokens >= 192 => 14,
             _ => 0,

@@ -417,13 +417,14 @@ template <bool TILED> struct Q2_K : Super128 {
 };
 
 /// Scale j of the sixteen packed 6-bit scales: four low bits in byte j % 8, two high bits in byte 8 + j % 4.
-DEVICE float scale_q3(const u8 *scales, u32 j) {
-    u32 low = load1(scales + j % 8) >> (j / 8 * 4) & 15, high = load1(scales + 8 + j % 4) >> (j / 4 * 2) & 3;
+DEVICE float scale_q3(u32 low_byte, u32 high_byte, u32 j) {
+    u32 low = low_byte >> (j / 8 * 4) & 15, high = high_byte >> (j / 4 * 2) & 3;
     return (float)((i32)(low | high << 4) - 32);
 }
 
 template <bool TILED> struct Q3_K : Super128 {
     static constexpr i32 ZERO = 4;
+    static constexpr u32 PIECES = TILED ? 9 : 0;
     struct Raw { u32 q[4], mask[4]; float s0, s1; u16 d; u32 shift, bit; };
     DEVICE Raw load(const u8 *row, u32 unit, u32 units) {
         u32 index = unit / 8, blocks = units / 8;
@@ -437,9 +438,29 @@ template <bool TILED> struct Q3_K : Super128 {
         load_words<4, TILED ? 16 : 2>(raw.q, q + 32 * half + 16 * h);
         load_words<4, TILED ? 16 : 2>(raw.mask, mask + 16 * h);
         u32 j = 8 * half + 4 * upper + h;
-        raw.s0 = scale_q3(scales, j);
-        raw.s1 = scale_q3(scales, j + 2);
+        raw.s0 = scale_q3(load1(scales + j % 8), load1(scales + 8 + j % 4), j);
+        raw.s1 = scale_q3(load1(scales + (j + 2) % 8), load1(scales + 8 + (j + 2) % 4), j + 2);
         raw.d = load2(d);
+        raw.shift = 4 * upper;
+        raw.bit = 4 * half + 2 * upper;
+        return raw;
+    }
+    /// Tiled: four of low bits, two of the third bits, the 32 bytes around the scales, and the 16 that hold d.
+    DEVICE const u8 *piece(const u8 *row, u32 block, u32 blocks, u32 index) {
+        u32 scale_bytes = padded16(12 * blocks), in_scales = 12 * block / 16 * 16 + (index == 7 ? 16 : 0);
+        u32 bits = index < 4 ? 64 * block + 16 * index : 64 * blocks + 32 * block + 16 * index - 64;
+        u32 rest = 96 * blocks + (index < 8 ? min(in_scales, scale_bytes - 16) : scale_bytes + 2 * block / 16 * 16);
+        return row + (index < 6 ? bits : rest);
+    }
+    DEVICE Raw staged(const u8 *pieces, u32 unit, u32) {
+        u32 index = unit / 8, half = unit / 4 % 2, upper = unit / 2 % 2, h = unit % 2, j = 8 * half + 4 * upper + h;
+        const u8 *scales = pieces + 96 + 12 * index % 16;
+        Raw raw;
+        read16(raw.q, pieces + 32 * half + 16 * h);
+        read16(raw.mask, pieces + 64 + 16 * h);
+        raw.s0 = scale_q3(scales[j % 8], scales[8 + j % 4], j);
+        raw.s1 = scale_q3(scales[(j + 2) % 8], scales[8 + (j + 2) % 4], j + 2);
+        raw.d = *(const u16 *)(pieces + 128 + 2 * index % 16);
         raw.shift = 4 * upper;
         raw.bit = 4 * half + 2 * upper;
         return raw;
