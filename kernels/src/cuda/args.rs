@@ -53,7 +53,7 @@ pub struct Forms {
 
 impl Forms {
     /// The same from a row on; rows have `cols` columns.
-    pub(super) fn from_row(self, row: u32, cols: u32) -> Forms {
+    pub(super) fn at_row(self, row: u32, cols: u32) -> Forms {
         let (row, cols) = (u64::from(row), u64::from(cols));
         let on = |data: DevicePtr, bytes: u64| if data.is_null() { data } else { data.offset(bytes) };
         Forms {

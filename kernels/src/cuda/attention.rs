@@ -140,7 +140,7 @@ impl Attend<'_> {
             let (positions, sequences) = (from(self.inputs.positions), from(self.inputs.sequences));
             let inputs = RoundInputs { positions, sequences, ..*self.inputs };
             let group = Attend { q: row(self.q), inputs: &inputs, ..*self };
-            let forms = forms.from_row(first, self.out.cols);
+            let forms = forms.at_row(first, self.out.cols);
             launches.extend(group.split(room_tokens.min(tokens - first), forms));
         }
         launches
