@@ -29,7 +29,7 @@ fn demand() -> Demand {
         kv_type: KvType::F16,
         prompt_tokens: 512,
         generate_tokens: 256,
-        ubatch_tokens: vec![16, 64, 256, 512, 1024, 2048, 4096],
+        ubatch_tokens: vec![16, 64, 128, 256, 512, 1024, 2048, 4096],
         output_tokens: 8,
     }
 }

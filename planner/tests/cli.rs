@@ -139,8 +139,11 @@ fn a_damaged_or_newer_plan_is_refused_with_what_to_do() {
     ] {
         std::fs::write(&plan, bytes).unwrap();
         let ran = ats_plan([OsStr::new("inspect"), plan.as_os_str()]);
-        fails(&ran, 1, &["m.atsplan", problem, "hint: ", "ats-plan compile"]);
+        let again = format!("ats-plan compile {}`", model.display());
+        fails(&ran, 1, &["m.atsplan", problem, "hint: ", &again]);
     }
+    std::fs::remove_file(&model).unwrap();
+    fails(&ats_plan([OsStr::new("inspect"), plan.as_os_str()]), 1, &["ats-plan compile MODEL`"]);
 }
 
 #[test]
@@ -236,7 +239,13 @@ fn a_budget_is_read_as_people_write_it_and_kept_or_refused() {
     assert_eq!(sizes[2], sizes[3]);
     assert_eq!(sizes[2], sizes[4]);
     let kept = std::fs::read(&out).unwrap();
-    fails(&compile("-1"), 2, &["--vram"]);
+    fails(&compile("-1"), 2, &["--vram", "6144M"]);
+    for flag in ["--context", "--ubatch", "--outputs", "--prompt", "--generate", "--ram"] {
+        let ran = ats_plan(["compile", model.to_str().unwrap(), flag, "-1"]);
+        fails(&ran, 2, &[flag, "'-1'"]);
+        // What one would be told of an unknown flag helps nobody.
+        assert!(!ran.err.contains("tip:"), "{}", ran.err);
+    }
     fails(&compile("abc"), 2, &["--vram", "6144M"]);
     fails(&compile("7G"), 2, &["7.00 GiB", "6.00 GiB", "hint: ", "6000M"]);
     fails(&compile("100K"), 2, &["100K", "need ", "K with the smallest ubatch", "hint: "]);

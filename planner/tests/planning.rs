@@ -3,12 +3,13 @@
 use gguf::Model;
 use plan_format::arena::Arena;
 use plan_format::artifact::{KvType, Options, Origin, Plan, Region};
-use plan_format::costs::Load;
+use plan_format::costs::{CaseCosts, CostModel, ItemCost, Load};
 use plan_format::evaluate::{Horizon, Prepared, Scratch, evaluate};
 use plan_format::fingerprint::{DeviceFingerprint, GpuFingerprint, ModelFingerprint};
 use plan_format::program::Program;
-use plan_format::schedule::{Home, HostMemory, Layout, Phase};
+use plan_format::schedule::{Home, HostMemory, Layout, Phase, Placement, Promotion, Schedule, Slot, Slots};
 use plan_format::sections::{from_bytes, to_bytes};
+use plan_format::{ItemId, SlotId};
 use planner::cost::{Demand, Problem, price};
 use planner::place::ablation::{ablation, reach};
 use planner::place::explain::{Flip, explain};
@@ -18,7 +19,7 @@ use planner::place::summary::summary;
 use planner::profile::machines::MACHINES;
 use planner::profile::{Profile, synthetic};
 use planner::regime::{Grid, Parts, assemble, solve_plan};
-use planner::simulate::{AfterLast, Run};
+use planner::simulate::{AfterLast, Lane, Run, simulate};
 use planner::transfer::{GpuMemory, verify_schedule};
 
 const GIB: u64 = 1 << 30;
@@ -132,6 +133,57 @@ fn no_prediction_is_below_its_floor_even_where_the_profile_contradicts_itself() 
             check(model, &program, &profile);
         }
     }
+}
+
+/// The H200 machine reads 143 GB/s with 16 threads alone and copies 55; both at once get 108 and 46.
+#[test]
+fn cpu_and_link_share_the_dram_as_they_were_measured_to() {
+    let problem = price(&program("qwen3-0.6b"), &machine("h200-16core"), &demand()).unwrap();
+    let team = *problem.costs.teams.last().unwrap();
+    let near = |found: f64, expected: f64| assert!((found / expected - 1.0).abs() < 0.01, "{found}, {expected}");
+    near(f64::from(team.cpu_slowdown_while_link), 143.0 / 108.0);
+    near(f64::from(team.link_slowdown_while_cpu), 55.0 / 46.0);
+    // Decode is bound by the DRAM and prefill by arithmetic: the link disturbs one and hardly the other.
+    let down = problem.items.iter().position(|item| item.name == "blk.1.ffn_down").unwrap();
+    let share = |phase| problem.case(phase, 2048).unwrap().1.items[down].dram_share;
+    let (decode, prefill) = (share(Phase::Decode), share(Phase::Prefill { ubatch_tokens: 512 }));
+    assert!(decode > 0.7 && prefill < 0.1, "{decode} {prefill}");
+    // A read of 143 MB beside a copy of 55 MB, each of 1000 us alone. The copy ends after 55 / 46 of that; by then the
+    // read has done 108 / 143 of as much, and goes on alone.
+    let item = |stream_us, dram_share| ItemCost { gpu_us: 1.0, stream_us, dram_share, ..ItemCost::default() };
+    let case = CaseCosts {
+        phase: Phase::Decode,
+        context_tokens: 1,
+        gap_us: 0.0,
+        cpu_us: vec![1000.0, 1.0],
+        items: vec![item(0.0, 1.0), item(1000.0, 1.0)],
+    };
+    let model = CostModel { teams: vec![team], input_start: vec![0, 0, 0], inputs: Vec::new(), cases: vec![case] };
+    let promotion = Promotion { item: ItemId(1), slot: SlotId(0), after: None };
+    let schedule =
+        Schedule { phase: Phase::Decode, cpu_threads: team.threads, promotions: vec![promotion], predicted_us: 0.0 };
+    let placement = Placement { homes: vec![Home::Host(HostMemory::Pinned); 2] };
+    let slots = Slots { slots: vec![Slot { offset_bytes: 0, size_bytes: 256 }] };
+    let (case, load) = (&model.cases[0], Load::IDLE);
+    let run = Run {
+        model: &model,
+        case,
+        placement: &placement,
+        slots: &slots,
+        schedule: &schedule,
+        load,
+        rounds: 1,
+        after_last: AfterLast::Stop,
+    };
+    let timeline = simulate(&run).unwrap();
+    let end_us = |lane| timeline.spans.iter().find(|span| span.lane == lane).unwrap().end_us;
+    let copied_us = 1000.0 * 55.0 / 46.0;
+    let read_us = copied_us + 1000.0 - copied_us * 108.0 / 143.0;
+    near(end_us(Lane::Link), copied_us);
+    near(end_us(Lane::Cpu), read_us);
+    let prepared = Prepared::new(&model, case, &placement, &slots, &schedule).unwrap();
+    let round_us = evaluate(&model, case, &prepared, &load, Horizon::Cold { rounds: 1 }, &mut Scratch::default());
+    assert!((round_us - timeline.round_us(0)).abs() < 1e-6 && round_us >= read_us * 0.99, "{round_us} {read_us}");
 }
 
 /// The artifact of solved parts, as `compile` puts it together.

@@ -116,7 +116,27 @@ fn what_was_not_measured_is_refused_by_name() {
 #[test]
 fn absurd_profiles_are_refused_by_the_name_of_the_field() {
     type Change = fn(&mut Profile);
-    let cases: [(Change, &str); 14] = [
+    fn gpu(profile: &mut Profile) -> &mut planner::profile::Gpu {
+        profile.gpu.as_mut().unwrap()
+    }
+    let cases: [(Change, &str); 31] = [
+        (|p| p.contention[4].threads = 5000, "contention[4].threads = 5000"),
+        (|p| p.contention[4].threads = 17, "contention[4].threads = 17"),
+        (|p| p.curves[0].threads = 5000, "curves[0].threads = 5000"),
+        (|p| p.curves[0].threads = 0, "curves[0].threads = 0"),
+        (|p| p.curves.last_mut().unwrap().threads = 1, "].threads = 1: figures of the GPU"),
+        (|p| p.points = vec![Point { threads: 5000, ..point(1, 5.0) }], "points[0].threads = 5000"),
+        (|p| p.points = vec![Point { rows: 1 << 60, ..point(1, 5.0) }], "points[0].rows, columns"),
+        (|p| p.points = vec![point(1, 1e300)], "points[0].time_us"),
+        (|p| p.cpu.core_classes[0].threads_per_core = 0, "cpu.core_classes[0].threads_per_core = 0"),
+        (|p| p.cpu.core_classes[0].cores = 60_000, "cpu.core_classes = 60000"),
+        (|p| p.memory.read_gb_per_s = 1e300, "memory.read_gb_per_s"),
+        (|p| p.memory.total_mib = u64::MAX, "memory.total_mib = 18446744073709551615"),
+        (|p| gpu(p).memory_mib = u64::MAX, "gpu.memory_mib = 18446744073709551615"),
+        (|p| gpu(p).context_mib = u64::MAX, "gpu.context_mib = 18446744073709551615"),
+        (|p| gpu(p).memory_gb_per_s = 1e300, "gpu.memory_gb_per_s"),
+        (|p| gpu(p).host_to_device[5].size_kib = u64::MAX, "gpu.host_to_device[5].size_kib = 18446744073709551615"),
+        (|p| p.latency.gpu_op_us = -1.0, "latency.gpu_op_us = -1"),
         (|p| p.memory.total_mib = 0, "memory.total_mib = 0"),
         (|p| p.memory.available_mib = 99_999_999, "memory.available_mib = 99999999"),
         (|p| p.memory.read_gb_per_s = -1.0, "memory.read_gb_per_s = -1"),
@@ -138,6 +158,17 @@ fn absurd_profiles_are_refused_by_the_name_of_the_field() {
         let message = Profile::from_json(&profile.to_json()).unwrap_err().to_string();
         assert!(message.contains(expected), "{message} should name {expected}");
     }
+    // What JSON has no number for: the place is named.
+    let text = laptop().to_json();
+    let line = text.lines().position(|line| line.contains("\"read_gb_per_s\"")).unwrap() + 1;
+    for nonsense in ["NaN", "1e999", "null", "\"41\""] {
+        let changed = text.replacen("\"read_gb_per_s\": 41.0", &format!("\"read_gb_per_s\": {nonsense}"), 1);
+        let message = Profile::from_json(&changed).unwrap_err().to_string();
+        let named = message.contains(&format!("line {line}")) || message.contains("read_gb_per_s");
+        assert!(named && message.contains("not readable"), "{nonsense}: {message}");
+    }
+    let missing = text.replacen("\"read_gb_per_s\": 41.0,", "", 1);
+    assert!(Profile::from_json(&missing).unwrap_err().to_string().contains("missing field `read_gb_per_s`"));
 }
 
 #[test]

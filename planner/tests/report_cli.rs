@@ -61,8 +61,10 @@ impl Folder {
 fn a_plan_is_simulated_under_load_with_its_timelines() {
     let folder = Folder::with_model();
     let plan = folder.plan("a.atsplan", "800M");
-    let idle =
-        works(&["simulate", &plan], &["decode at 2048 cached", "prefill 512", "schedule S", "floors without load"]);
+    let idle = works(
+        &["simulate", &plan],
+        &["decode at 640 cached", "prefill 512 at 512 cached", "schedule S", "floors without load"],
+    );
     let (html, trace) = (folder.file("t.html"), folder.file("t.json"));
     let slow = ["--cpu-slowdown", "4", "--html", &html, "--trace", &trace, "--phase", "prefill"];
     let loaded = works(&[&["simulate", &plan][..], &slow].concat(), &["load: CPU 4x slower", "no overlap is faster"]);
@@ -76,17 +78,25 @@ fn a_plan_is_simulated_under_load_with_its_timelines() {
 fn another_budget_context_or_link_is_planned_anew() {
     let folder = Folder::with_model();
     let (plan, model) = (folder.plan("a.atsplan", "800M"), folder.file("m.gguf"));
-    let decode = |arguments: &[&str]| {
-        let ran = works(&[&["simulate"], arguments].concat(), &["decode at"]);
-        let line = ran.out.lines().find(|line| line.starts_with("decode")).unwrap().to_owned();
-        let ms = line.split(": ").nth(1).and_then(|rest| rest.split(' ').next()).unwrap();
-        ms.parse::<f64>().unwrap_or_else(|_| panic!("{line}"))
+    // What plans are made for: 512 tokens read, 256 written.
+    let workload_ms = |arguments: &[&str]| {
+        let ran = works(&[&["simulate"], arguments].concat(), &["decode at 640", "prefill "]);
+        let line =
+            |phase: &str| ran.out.lines().find(|line| line.starts_with(phase)).unwrap_or_else(|| panic!("{}", ran.out));
+        let ms = |line: &str| {
+            let time = line.split(": ").nth(1).and_then(|rest| rest.split(", ").next()?.split_once(' '));
+            let (number, unit) = time.unwrap_or_else(|| panic!("{line}"));
+            number.parse::<f64>().unwrap_or_else(|_| panic!("{line}")) * if unit == "s" { 1000.0 } else { 1.0 }
+        };
+        let ubatch: f64 = line("prefill ").split(' ').nth(1).and_then(|tokens| tokens.parse().ok()).unwrap();
+        256.0 * ms(line("decode")) + 512.0 / ubatch * ms(line("prefill "))
     };
-    let as_compiled = decode(&[&plan]);
-    assert!(decode(&[&plan, "--vram", "2G"]) < as_compiled, "more memory is faster");
-    assert!(decode(&[&plan, "--vram", "500M"]) > as_compiled, "less memory is slower");
-    assert!(decode(&[&plan, "--link-gb-per-s", "3"]) >= as_compiled * 0.999, "a slower link is no faster");
-    assert!(decode(&[&plan, "--device", "sim:rtx4090-desktop", "--vram", "2G"]) < as_compiled);
+    let as_compiled = workload_ms(&[&plan]);
+    assert!(workload_ms(&[&plan, "--vram", "2G"]) < as_compiled, "more memory is faster");
+    assert!(workload_ms(&[&plan, "--vram", "500M"]) > as_compiled, "less memory is slower");
+    // Times are printed with three digits.
+    assert!(workload_ms(&[&plan, "--link-gb-per-s", "3"]) >= as_compiled * 0.995, "a slower link is no faster");
+    assert!(workload_ms(&[&plan, "--device", "sim:rtx4090-desktop", "--vram", "2G"]) < as_compiled);
     works(&["simulate", &plan, "--context", "8192"], &["planned context 8192"]);
     works(&["simulate", &plan, "--context", "1024"], &["planned context 2048"]);
     works(&["simulate", &model, "--device", "sim:cpu-laptop"], &["GPU ceiling 0 B", "nothing streamed"]);

@@ -24,6 +24,11 @@ fn machine(name: &str) -> Profile {
 }
 
 fn planned(model: &str, machine_name: &str, vram_mib: u64) -> Planned {
+    planned_for(model, machine_name, vram_mib, [512, 256])
+}
+
+/// For a workload of so many tokens read and written.
+fn planned_for(model: &str, machine_name: &str, vram_mib: u64, [prompt_tokens, generate_tokens]: [u32; 2]) -> Planned {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("model.gguf");
     fixtures::catalog::model(model).unwrap().write_sparse(&path).unwrap();
@@ -36,8 +41,8 @@ fn planned(model: &str, machine_name: &str, vram_mib: u64) -> Planned {
         ram_bytes: None,
         context_tokens: 4096,
         limits: RoundLimits { ubatch_tokens: 512, output_tokens: 8 },
-        prompt_tokens: 512,
-        generate_tokens: 256,
+        prompt_tokens,
+        generate_tokens,
         kv_type: KvType::F16,
     };
     let deciding = Deciding::Profile { profile: Box::new(profile), ubatch_tokens: vec![512], grid: Grid::reduced() };
@@ -148,15 +153,17 @@ fn a_plan_without_times_has_nothing_to_simulate() {
     assert_eq!(page("m", &plan, None), Err(RoundError::NoTimes));
 }
 
-/// The paper's laptop with its models.
+/// The paper's laptop with its models and its workload: both phases are faster than in whole layers at equal memory.
 #[test]
 fn on_the_papers_laptop_whole_layers_are_beaten_and_no_floor_is() {
     for model in ["glm-z1-9b", "qwen3-14b", "qwen3-30b-a3b", "gpt-oss-20b"] {
-        let reasons = planned(model, "rtx3060-laptop", 5700).reasons.unwrap();
+        let reasons = planned_for(model, "rtx3060-laptop", 5700, [2048, 128]).reasons.unwrap();
         let comparison = compare(&reasons.query(), &reasons.solved.decision).unwrap();
         let [base_us, plan_us] = comparison.workload_us;
         assert!(plan_us < base_us, "{model}: whole layers take {base_us}, the plan {plan_us}");
+        assert!(!claims_text::workload(&comparison).contains("is slower"), "{model}");
         for (name, claim) in claims_text::phases(&comparison) {
+            assert!(claim.reach.speedup > 1.0, "{model} {name}: {claim:?}");
             assert!(claim.plan_us >= claim.floor.us(), "{model} {name}: {claim:?}");
             assert!(claim.most_any() >= claim.reach.speedup && claim.reach.most >= claim.reach.speedup * 0.999);
             let sentences = claims_text::sentences(name, claim, 41.0).join("\n");
@@ -171,6 +178,21 @@ fn on_the_papers_laptop_whole_layers_are_beaten_and_no_floor_is() {
         let csv = claims_text::csv(model, "laptop", 5700, &comparison);
         let columns = claims_text::CSV_HEADER.split(',').count();
         assert!(csv.lines().count() == 2 && csv.lines().all(|line| line.split(',').count() == columns), "{csv}");
+    }
+}
+
+#[test]
+fn a_phase_that_is_given_up_for_the_other_is_said_with_the_reason() {
+    let reasons = planned("qwen3-14b", "rtx3060-laptop", 5700).reasons.unwrap();
+    let mut comparison = compare(&reasons.query(), &reasons.solved.decision).unwrap();
+    let rows = &mut comparison.rows;
+    (rows[0].decode_us, rows[0].prefill_us, comparison.generate_tokens) = (100_000.0, 3_000_000.0, 270);
+    comparison.workload_us = [30e6, 20e6];
+    comparison.prefill.reach.speedup = 0.75;
+    let text = claims_text::workload(&comparison);
+    for part in ["30 s in whole layers and 20 s", "Its prefill is slower", "(0.75x)", "10 % of its time", "--generate"]
+    {
+        assert!(text.contains(part), "{part} is missing from {text}");
     }
 }
 

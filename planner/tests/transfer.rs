@@ -209,8 +209,9 @@ mod pipelined {
             }
         }
 
+        /// So few items are tried in all sets.
         #[test]
-        fn answers_are_near_the_best_of_all_sets(
+        fn answers_for_few_items_are_the_best_of_all_sets(
             draws in prop::collection::vec(draw(), 4..11), count in 1u32..4, phase in phase(), load in load()
         ) {
             let (problem, homes) = (problem(&draws, phase), homes(&draws));
@@ -218,8 +219,30 @@ mod pipelined {
             let found_us = solve(&task, Effort::FULL, &[]).round_us;
             let best_us = exhaustive_us(&task);
             prop_assert!(found_us >= best_us * (1.0 - 1e-9));
-            prop_assert!(found_us <= best_us * 1.15, "{} against {}", found_us, best_us);
+            // A promotion must earn more than one part in a million.
+            prop_assert!(found_us <= best_us * (1.0 + 1e-5), "{} against {}", found_us, best_us);
         }
+    }
+
+    /// Always the same cases: the local search has no guarantee, these are what it reaches.
+    #[test]
+    fn answers_for_more_items_are_near_the_best_of_all_sets() {
+        use proptest::strategy::ValueTree;
+        use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
+        let mut runner = TestRunner::new_with_rng(Config::default(), TestRng::deterministic_rng(RngAlgorithm::ChaCha));
+        let host = || draw().prop_map(|draw| (draw.0, draw.1, draw.2, draw.3, false, draw.5));
+        let strategy = (prop::collection::vec(host(), 11..=12), 1u32..4, phase(), load());
+        let mut ratios: Vec<f64> = (0..40)
+            .map(|_| {
+                let (draws, count, phase, load) = strategy.new_tree(&mut runner).unwrap().current();
+                let (problem, homes) = (problem(&draws, phase), homes(&draws));
+                let task = Task { problem: &problem, case: 0, homes: &homes, slots: SlotShape::new(count, 4096), load };
+                assert!(task.promotable().len() > 10);
+                solve(&task, Effort::FULL, &[]).round_us / exhaustive_us(&task)
+            })
+            .collect();
+        ratios.sort_by(f64::total_cmp);
+        assert!(ratios[0] >= 1.0 - 1e-9 && ratios[20] <= 1.01 && ratios[39] <= 1.15, "{ratios:?}");
     }
 
     #[test]

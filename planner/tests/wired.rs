@@ -204,11 +204,11 @@ fn a_context_above_the_model_and_a_budget_without_gpu_are_refused() {
 }
 
 #[test]
-fn a_time_that_the_profile_lacks_is_named_with_what_measures_it() {
+fn a_time_that_the_profile_lacks_is_named_with_the_profile() {
     let mut profile = machine("rtx3060-laptop");
     profile.curves.retain(|curve| curve.weight_type != "Q6_K");
     let error = plan_model(inputs("qwen3", profile, 0)).unwrap_err().to_string();
-    for part in ["rtx3060-laptop", "Q6_K", "ats-plan profile --model"] {
+    for part in ["rtx3060-laptop", "Q6_K", "on the Cpu"] {
         assert!(error.contains(part), "{error}");
     }
 }

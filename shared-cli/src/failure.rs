@@ -4,6 +4,7 @@
 use crate::output::say;
 use std::fmt::Display;
 use std::io::ErrorKind;
+use std::path::Path;
 use std::process::ExitCode;
 
 /// Exit code of a command that failed.
@@ -43,6 +44,12 @@ impl Failure {
         Failure { hint: Some(hint.into()), ..self }
     }
 
+    /// Puts the model's path in the place of `MODEL` in what to do.
+    pub fn about(self, model: &Path) -> Self {
+        let hint = self.hint.map(|hint| hint.replace("MODEL", &shell_word(&model.to_string_lossy())));
+        Failure { hint, ..self }
+    }
+
     /// Whether a reader went away (`| head`), which is no failure.
     pub fn is_broken_pipe(&self) -> bool {
         let io = self.error.as_ref().and_then(|error| error.downcast_ref::<std::io::Error>());
@@ -69,6 +76,16 @@ impl Failure {
             say(text);
         }
         ExitCode::from(self.code())
+    }
+}
+
+/// A word as a shell takes it.
+fn shell_word(word: &str) -> String {
+    let is_plain = |c: char| c.is_alphanumeric() || "/._-+=:,@%".contains(c);
+    if !word.is_empty() && word.chars().all(is_plain) {
+        word.to_owned()
+    } else {
+        format!("'{}'", word.replace('\'', "'\\''"))
     }
 }
 
@@ -100,6 +117,22 @@ mod tests {
     #[track_caller]
     fn check(failure: &Failure, code: u8, text: &str) {
         assert_eq!((failure.code(), failure.text().as_str()), (code, text));
+    }
+
+    #[test]
+    fn hints_name_the_model_as_a_shell_takes_it() {
+        let cases = [
+            ("/m/a-1.gguf", "compile /m/a-1.gguf --out x"),
+            ("модель.gguf", "compile модель.gguf --out x"),
+            ("my model.gguf", "compile 'my model.gguf' --out x"),
+            ("it's", "compile 'it'\\''s' --out x"),
+        ];
+        for (model, hint) in cases {
+            let failure =
+                Failure::failed(anyhow::anyhow!("stale")).hint("compile MODEL --out x").about(Path::new(model));
+            check(&failure, 1, &format!("error: stale\nhint: {hint}"));
+        }
+        check(&Failure::usage("no").about(Path::new("m")), 2, "error: no");
     }
 
     #[test]

@@ -201,7 +201,7 @@ fn options(vram_bytes: u64) -> Options {
     }
 }
 
-/// Predicted latency of a kind of round at its smallest context.
+/// Predicted latency of a kind of round in the workload, whose rounds come first.
 fn unloaded_us(plan: &Plan, wanted: impl Fn(&Phase) -> bool) -> f64 {
     plan.report.predictions.iter().find(|p| wanted(&p.phase)).map_or(0.0, |p| p.round_us)
 }

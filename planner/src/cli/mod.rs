@@ -23,6 +23,7 @@ pub use size::{Amount, parse_amount};
 
 use clap::{CommandFactory, Parser, Subcommand};
 use shared_cli::manual::{self, CompletionsArgs, ManArgs};
+use shared_cli::typed;
 use std::process::ExitCode;
 
 /// Plans how a language model runs on this machine: what lies on the GPU, what on the CPU, what is streamed.
@@ -63,7 +64,7 @@ pub enum Command {
 
 /// Runs what was typed; the program's exit code.
 pub fn main() -> ExitCode {
-    let result = match Args::parse().command {
+    let result = match typed::parse::<Args>().command {
         Command::Compile(args) => compile::run(&args),
         Command::Inspect(args) => inspect::run(&args),
         Command::Explain(args) => explain::run(&args),

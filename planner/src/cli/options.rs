@@ -17,9 +17,9 @@ use std::path::PathBuf;
 const DEFAULT_CONTEXT_TOKENS: u32 = 8192;
 /// Tokens of a prefill round where nothing is searched.
 const DEFAULT_UBATCH_TOKENS: u32 = 512;
-/// Rounds that the planner chooses from. The first two are for ceilings that hold no larger round's activations, and
+/// Rounds that the planner chooses from. The first three are for ceilings that hold no larger round's activations, and
 /// for the ends of prompts.
-const UBATCH_TOKENS: [u32; 7] = [16, 64, 256, 512, 1024, 2048, 4096];
+const UBATCH_TOKENS: [u32; 8] = [16, 64, 128, 256, 512, 1024, 2048, 4096];
 /// Logits of a round: one for generation, a few for speculation.
 const DEFAULT_OUTPUT_TOKENS: u32 = 8;
 /// Workload where none is stated.
@@ -34,10 +34,10 @@ pub struct PlanArgs {
     /// The model: a .gguf file, or any file of a split one.
     pub model: PathBuf,
     /// Ceiling of everything on the GPU: 6G, 6144M, 80% of what is free, 0 for none [default: what is free, less 256M].
-    #[arg(long, value_name = "SIZE", value_parser = parse_amount, allow_negative_numbers = true)]
+    #[arg(long, value_name = "SIZE", value_parser = parse_amount)]
     pub vram: Option<Amount>,
     /// Ceiling of weights in CPU memory; what is above it is read from the file [default: what is available].
-    #[arg(long, value_name = "SIZE", value_parser = parse_amount, allow_negative_numbers = true)]
+    #[arg(long, value_name = "SIZE", value_parser = parse_amount)]
     pub ram: Option<Amount>,
     /// Longest context in tokens [default: the model's, at most 8192].
     #[arg(long, value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(1..))]

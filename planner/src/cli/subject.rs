@@ -100,7 +100,11 @@ pub fn read_plan(path: &Path) -> Result<Plan, Failure> {
     let name = path.display();
     let file = std::fs::read(path).with_context(|| format!("cannot read {name}")).map_err(Failure::failed)?;
     let plan = plan_format::sections::from_bytes(&file).with_context(|| format!("{name}"));
-    plan.map_err(|error| Failure::failed(error).hint("make the plan again with `ats-plan compile MODEL`"))
+    plan.map_err(|error| {
+        let failure = Failure::failed(error).hint("make the plan again with `ats-plan compile MODEL`");
+        let model = path.with_extension("gguf");
+        if model.is_file() { failure.about(&model) } else { failure }
+    })
 }
 
 fn is_plan(path: &Path) -> Result<bool, Failure> {

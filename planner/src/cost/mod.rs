@@ -47,10 +47,39 @@ impl Demand {
         buckets
     }
 
+    /// Cached tokens that the last token of the workload's rounds of a phase sees on average: in the middle of the
+    /// generation, over the rounds of the prompt. `None` for phases that the workload does not have.
+    pub fn workload_context(&self, phase: Phase) -> Option<u32> {
+        let tokens = match phase {
+            Phase::Decode => self.prompt_tokens.saturating_add(self.generate_tokens / 2),
+            Phase::Prefill { ubatch_tokens } => prompt_context(self.prompt_tokens, ubatch_tokens),
+            Phase::Verify { .. } => return None,
+        };
+        Some(tokens.clamp(1, self.context_tokens.max(1)))
+    }
+
+    /// Contexts at which a phase is priced, ascending: the buckets, and the workload's own.
+    pub fn priced_contexts(&self, phase: Phase) -> Vec<u32> {
+        let mut contexts = self.context_buckets();
+        contexts.extend(self.workload_context(phase));
+        contexts.sort_unstable();
+        contexts.dedup();
+        contexts
+    }
+
     /// Ubatches of a prompt, none of them empty.
     pub fn prompt_rounds(&self, ubatch_tokens: u32) -> u32 {
         self.prompt_tokens.div_ceil(ubatch_tokens).max(1)
     }
+}
+
+/// Cached tokens that the last token of a prompt's rounds sees on average.
+pub fn prompt_context(prompt_tokens: u32, ubatch_tokens: u32) -> u32 {
+    let rounds = u64::from(prompt_tokens.div_ceil(ubatch_tokens.max(1)).max(1));
+    // All rounds but the last are full.
+    let full = u64::from(ubatch_tokens) * rounds * (rounds - 1) / 2;
+    let mean = (full + u64::from(prompt_tokens)).div_ceil(rounds);
+    u32::try_from(mean).unwrap_or(u32::MAX).max(ubatch_tokens)
 }
 
 /// What the planner knows of an item besides its times.
@@ -125,4 +154,18 @@ impl Problem {
 /// Whether items of a kind hold routed experts.
 pub fn is_expert(kind: ItemKind) -> bool {
     matches!(kind, ItemKind::ExpertsInput | ItemKind::ExpertsOutput)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::prompt_context;
+
+    #[test]
+    fn a_prompts_rounds_see_what_is_read_before_them() {
+        // Tokens of the prompt and of a round: one round, two equal ones, a rest, less than a round, four.
+        let cases = [(512, 512, 512), (512, 256, 384), (600, 512, 556), (100, 512, 512), (2048, 512, 1280)];
+        for (prompt, ubatch, context) in cases {
+            assert_eq!(prompt_context(prompt, ubatch), context, "{prompt} in rounds of {ubatch}");
+        }
+    }
 }

@@ -4,14 +4,14 @@ use super::space;
 use super::stored::stored_bytes;
 use super::work::{Round, Work, streaming, works};
 use super::{Demand, ItemFacts, Problem, UbatchFacts};
-use crate::profile::{Backend, Contention, Key, NotMeasured, Operator, Profile};
+use crate::profile::{Backend, Contention, Gpu, Key, NotMeasured, Operator, Profile, transfer_us};
 use plan_format::arena::{Arena, RoundLimits};
 use plan_format::artifact::KvType;
 use plan_format::costs::{CaseCosts, CostModel, ItemCost, Team};
 use plan_format::operands::Columns;
 use plan_format::program::{Item, ItemKind, OpKind, Program};
 use plan_format::routing::LayerHits;
-use plan_format::schedule::Phase;
+use plan_format::schedule::{Phase, STAGING_BYTES};
 use plan_format::sizes::CacheSpan;
 use plan_format::{ItemId, WeightId};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -51,7 +51,7 @@ pub fn price(program: &Program, profile: &Profile, demand: &Demand) -> Result<Pr
     let mut pricer = Pricer { program, profile, edges: &edges, demand: &demand, memo: HashMap::new() };
     let (mut cases, mut slot_bytes, mut read_bytes) = (Vec::new(), Vec::new(), Vec::new());
     for phase in phases(&demand) {
-        for context_tokens in demand.context_buckets() {
+        for context_tokens in demand.priced_contexts(phase) {
             let priced = pricer.case(phase, context_tokens)?;
             cases.push(priced.costs);
             slot_bytes.push(priced.slot_bytes);
@@ -274,10 +274,7 @@ impl Pricer<'_> {
             return Ok((cost, 0));
         }
         cost.stream_after = router.filter(|_| stream.needs_router);
-        // Host weights lie in the CPU's panels; on arrival they are read once more and written in the GPU's order.
-        let unpack_us = 2.0 * stream.bytes / gpu.memory_gb_per_s / 1000.0;
-        let copy_us = crate::profile::transfer_us(&gpu.host_to_device, stream.bytes as u64);
-        cost.stream_us = (copy_us + unpack_us) as f32;
+        cost.stream_us = stream.runs.iter().map(|&(count, bytes)| count * staged_us(gpu, bytes)).sum::<f64>() as f32;
         Ok((cost, stream.slot_bytes))
     }
 
@@ -337,10 +334,46 @@ impl Pricer<'_> {
     }
 }
 
+/// Largest piece of a copy through the staging area: one part of it is filled while the other is unpacked.
+const PIECE_BYTES: u64 = STAGING_BYTES / 2;
+
+/// Transfer of a run of host weights to its slot. They lie in the CPU's panels: pieces go through the staging area, and
+/// each is read once more and written in the GPU's order while the next one comes, the last one after it came.
+fn staged_us(gpu: &Gpu, bytes: u64) -> f64 {
+    let (pieces, rest_bytes) = (bytes / PIECE_BYTES, bytes % PIECE_BYTES);
+    let copy_us = |bytes| transfer_us(&gpu.host_to_device, bytes);
+    let unpack_us = |bytes: u64| 2.0 * bytes as f64 / gpu.memory_gb_per_s / 1000.0;
+    let last_bytes = if rest_bytes > 0 { rest_bytes } else { bytes.min(PIECE_BYTES) };
+    // A kernel slower than the link holds the pieces up.
+    pieces as f64 * copy_us(PIECE_BYTES).max(unpack_us(PIECE_BYTES)) + copy_us(rest_bytes) + unpack_us(last_bytes)
+}
+
 /// How many experts a token chooses, if the item holds routed experts.
 fn chosen(program: &Program, item: &Item) -> Option<u32> {
     ops(program, item).find_map(|kind| match kind {
         OpKind::ExpertMatMul { chosen, .. } => Some(*chosen),
         _ => None,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::profile::{SizeRate, machines::MACHINES, synthetic};
+
+    #[test]
+    fn a_transfer_takes_its_pieces_and_the_unpacking_of_the_last() {
+        let mut gpu = synthetic::profile(&MACHINES[0]).gpu.unwrap();
+        // 4 MiB take 200 us and more than that as long per byte, 1 MiB takes 100 us; unpacking reads and writes.
+        let rate = |size_kib: u64, us: f64| SizeRate { size_kib, gb_per_s: (size_kib << 10) as f64 / us / 1000.0 };
+        gpu.host_to_device = vec![rate(1024, 100.0), rate(4096, 200.0)];
+        gpu.memory_gb_per_s = 2.0 * (1 << 20) as f64 / 1000.0;
+        let mib = 1 << 20;
+        // 1 us to unpack a MiB.
+        for (bytes, us) in [(0, 0.0), (mib, 101.0), (4 * mib, 204.0), (8 * mib, 404.0), (9 * mib, 501.0)] {
+            assert!((staged_us(&gpu, bytes) - us).abs() < 1e-6, "{bytes} bytes: {}", staged_us(&gpu, bytes));
+        }
+        gpu.memory_gb_per_s /= 100.0;
+        assert!((staged_us(&gpu, 8 * mib) - 1200.0).abs() < 1e-6, "unpacking slower than the link");
+    }
 }

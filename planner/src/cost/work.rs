@@ -192,10 +192,10 @@ fn elementwise(program: &Program, kind: &OpKind, round: &Round) -> Work {
 }
 
 /// How an item's weights would be streamed in a round.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub(super) struct Streaming {
-    /// Bytes that move on average.
-    pub bytes: f64,
+    /// Matrices, or whole stacks of them, that move on average, with the bytes of each.
+    pub runs: Vec<(f64, u64)>,
     /// Bytes that a slot must hold at worst.
     pub slot_bytes: u64,
     /// Whether the router must have chosen first.
@@ -214,7 +214,7 @@ pub(super) fn streaming(
     round: &Round,
     hits: Option<&LayerHits>,
 ) -> Streaming {
-    let mut total = Streaming { bytes: 0.0, slot_bytes: 0, needs_router: false };
+    let mut total = Streaming { runs: Vec::new(), slot_bytes: 0, needs_router: false };
     for &id in weights {
         let weight = &program.weights[id.index()];
         let tensor = &program.tensors[weight.tensor.index()];
@@ -222,11 +222,11 @@ pub(super) fn streaming(
         let chosen = chosen.filter(|_| weight.role == WeightRole::Experts).map(|k| u64::from(k).min(count));
         let distinct = chosen.map_or(count as f64, |k| distinct_of(count, k, round.tokens, hits));
         if distinct >= STREAM_ALL_SHARE * count as f64 {
-            total.bytes += tensor.size_bytes as f64;
+            total.runs.push((1.0, tensor.size_bytes));
             total.slot_bytes += stored_bytes(tensor);
         } else {
             let most = chosen.map_or(count, |k| count.min(k * u64::from(round.tokens)));
-            total.bytes += tensor.size_bytes as f64 / count as f64 * distinct;
+            total.runs.push((distinct, tensor.size_bytes / count));
             total.slot_bytes += matrix_bytes(tensor) * most;
             total.needs_router = true;
         }

@@ -32,7 +32,7 @@ pub enum CachePolicy {
 pub struct Workload {
     /// Decode case in the middle of the generation, and its rounds.
     pub decode: (usize, f64),
-    /// Prefill case of the prompt, and its rounds.
+    /// Prefill case of the prompt's mean context, and its rounds.
     pub prefill: (usize, f64),
 }
 
@@ -40,9 +40,8 @@ impl Workload {
     /// The workload of a problem's demand with one of its ubatches. `None` if the problem has no such case.
     pub fn new(problem: &Problem, ubatch_tokens: u32) -> Option<Workload> {
         let demand = &problem.demand;
-        let middle = demand.prompt_tokens.saturating_add(demand.generate_tokens / 2);
-        let (decode, _) = problem.case(Phase::Decode, middle)?;
-        let (prefill, _) = problem.case(Phase::Prefill { ubatch_tokens }, demand.prompt_tokens)?;
+        let case = |phase| Some(problem.case(phase, demand.workload_context(phase)?)?.0);
+        let (decode, prefill) = (case(Phase::Decode)?, case(Phase::Prefill { ubatch_tokens })?);
         Some(Workload {
             decode: (decode, f64::from(demand.generate_tokens)),
             prefill: (prefill, f64::from(demand.prompt_rounds(ubatch_tokens))),

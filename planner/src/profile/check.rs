@@ -1,6 +1,6 @@
 //! Reading a profile and refusing what cannot be true, by the name of the field.
 
-use super::{Curve, Gpu, Profile, SCHEMA_VERSION, SizeRate};
+use super::{Backend, CoreClass, Curve, Gpu, Point, Profile, SCHEMA_VERSION, SizeRate};
 
 /// Why a profile is refused.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
@@ -53,6 +53,17 @@ const MAX_GB_PER_S: f64 = 100_000.0;
 
 /// Longest fixed cost that is still one.
 const MAX_LATENCY_US: f64 = 1_000_000.0;
+/// Longest time of one operator.
+const MAX_TIME_US: f64 = 1e9;
+/// Most memory of a machine, and of a GPU.
+const MAX_MEMORY_MIB: u64 = 1 << 26;
+const MAX_GPU_MIB: u64 = 1 << 24;
+/// Largest piece that a link is timed with.
+const MAX_PIECE_KIB: u64 = 1 << 30;
+/// Hardware threads of a core.
+const MAX_THREADS_PER_CORE: u16 = 8;
+/// Rows or columns of a matrix.
+const MAX_DIMENSION: u64 = 1 << 32;
 
 fn rate(field: impl Into<String>, gb_per_s: f64) -> Result<(), ProfileError> {
     if gb_per_s.is_finite() && gb_per_s > 0.0 && gb_per_s < MAX_GB_PER_S {
@@ -69,18 +80,9 @@ fn check(profile: &Profile) -> Result<(), ProfileError> {
     if let Some(gpu) = &profile.gpu {
         check_gpu(gpu)?;
     }
-    profile.curves.iter().enumerate().try_for_each(|(index, curve)| check_curve(index, curve))?;
-    for (index, point) in profile.points.iter().enumerate() {
-        let field = |name: &str| format!("points[{index}].{name}");
-        if point.tokens == 0 || point.rows == 0 || point.columns == 0 {
-            let value = format!("{}, {} and {}", point.tokens, point.rows, point.columns);
-            return Err(absurd(field("tokens, rows, columns"), value, "all three are above 0"));
-        }
-        if !(point.time_us.is_finite() && point.time_us > 0.0) {
-            return Err(absurd(field("time_us"), point.time_us, "a time is above 0"));
-        }
-    }
-    Ok(())
+    let threads = hardware_threads(profile);
+    profile.curves.iter().enumerate().try_for_each(|(index, curve)| check_curve((index, curve), threads))?;
+    profile.points.iter().enumerate().try_for_each(|(index, point)| check_point((index, point), threads))
 }
 
 fn check_cpu(profile: &Profile) -> Result<(), ProfileError> {
@@ -88,13 +90,55 @@ fn check_cpu(profile: &Profile) -> Result<(), ProfileError> {
     if cores == 0 || cores > 1024 {
         return Err(absurd("cpu.core_classes", cores, "a machine has 1 to 1024 cores"));
     }
+    for (index, class) in profile.cpu.core_classes.iter().enumerate() {
+        if !(1..=MAX_THREADS_PER_CORE).contains(&class.threads_per_core) {
+            let field = format!("cpu.core_classes[{index}].threads_per_core");
+            return Err(absurd(field, class.threads_per_core, "a core has 1 to 8 hardware threads"));
+        }
+    }
+    Ok(())
+}
+
+/// Threads that run at the same time.
+fn hardware_threads(profile: &Profile) -> u32 {
+    let of_class = |class: &CoreClass| u32::from(class.cores) * u32::from(class.threads_per_core);
+    profile.cpu.core_classes.iter().map(of_class).sum()
+}
+
+/// A team that the machine can run; 0 threads are the GPU.
+fn check_team(field: String, backend: Backend, threads: u16, most: u32) -> Result<(), ProfileError> {
+    match backend {
+        Backend::Gpu if threads != 0 => Err(absurd(field, threads, "figures of the GPU are of 0 CPU threads")),
+        Backend::Cpu if threads == 0 => Err(absurd(field, threads, "a team has a thread")),
+        Backend::Cpu if u32::from(threads) > most => Err(absurd(field, threads, MORE_THREADS)),
+        _ => Ok(()),
+    }
+}
+
+/// Why a team cannot be.
+const MORE_THREADS: &str = "a team has more threads than cpu.core_classes run at the same time";
+
+fn check_point((index, point): (usize, &Point), threads: u32) -> Result<(), ProfileError> {
+    let field = |name: &str| format!("points[{index}].{name}");
+    if point.tokens == 0 || point.rows == 0 || point.columns == 0 {
+        let value = format!("{}, {} and {}", point.tokens, point.rows, point.columns);
+        return Err(absurd(field("tokens, rows, columns"), value, "all three are above 0"));
+    }
+    if point.rows.max(point.columns) > MAX_DIMENSION {
+        let value = format!("{} and {}", point.rows, point.columns);
+        return Err(absurd(field("rows, columns"), value, "no matrix has more than 2^32 of them"));
+    }
+    check_team(field("threads"), point.backend, point.threads, threads)?;
+    if !(point.time_us.is_finite() && point.time_us > 0.0 && point.time_us < MAX_TIME_US) {
+        return Err(absurd(field("time_us"), point.time_us, "a time is above 0 and below 1000 s"));
+    }
     Ok(())
 }
 
 fn check_memory(profile: &Profile) -> Result<(), ProfileError> {
     let memory = &profile.memory;
-    if memory.total_mib < 256 {
-        return Err(absurd("memory.total_mib", memory.total_mib, "a machine has at least 256 MiB"));
+    if !(256..=MAX_MEMORY_MIB).contains(&memory.total_mib) {
+        return Err(absurd("memory.total_mib", memory.total_mib, "a machine has 256 MiB to 64 TiB"));
     }
     for (field, mib) in [("available_mib", memory.available_mib), ("pinned_limit_mib", memory.pinned_limit_mib)] {
         if mib > memory.total_mib {
@@ -134,6 +178,9 @@ fn check_contention(profile: &Profile) -> Result<(), ProfileError> {
             return Err(absurd(field("threads"), entry.threads, "team sizes are above 0 and ascend"));
         }
         last = entry.threads;
+        if u32::from(last) > hardware_threads(profile) {
+            return Err(absurd(field("threads"), last, MORE_THREADS));
+        }
         rate(field("cpu_alone_gb_per_s"), entry.cpu_alone_gb_per_s)?;
         rate(field("cpu_while_link_gb_per_s"), entry.cpu_while_link_gb_per_s)?;
         rate(field("link_alone_gb_per_s"), entry.link_alone_gb_per_s)?;
@@ -152,10 +199,13 @@ fn check_contention(profile: &Profile) -> Result<(), ProfileError> {
 }
 
 fn check_gpu(gpu: &Gpu) -> Result<(), ProfileError> {
+    if !(1..=MAX_GPU_MIB).contains(&gpu.memory_mib) {
+        return Err(absurd("gpu.memory_mib", gpu.memory_mib, "a GPU has 1 MiB to 16 TiB"));
+    }
     if gpu.free_mib > gpu.memory_mib {
         return Err(absurd("gpu.free_mib", gpu.free_mib, "it is more than gpu.memory_mib"));
     }
-    if gpu.context_mib + gpu.kernels_mib > gpu.memory_mib {
+    if gpu.context_mib.saturating_add(gpu.kernels_mib) > gpu.memory_mib {
         return Err(absurd("gpu.context_mib", gpu.context_mib, "with kernels_mib it is more than gpu.memory_mib"));
     }
     rate("gpu.memory_gb_per_s", gpu.memory_gb_per_s)?;
@@ -172,11 +222,16 @@ fn check_sizes(field: &str, sizes: &[SizeRate]) -> Result<(), ProfileError> {
     if !sizes.windows(2).all(|pair| pair[0].size_kib < pair[1].size_kib) || sizes[0].size_kib == 0 {
         return Err(absurd(format!("{field}[].size_kib"), "unordered", "sizes are above 0 and ascend"));
     }
+    if sizes[sizes.len() - 1].size_kib > MAX_PIECE_KIB {
+        let value = sizes[sizes.len() - 1].size_kib;
+        return Err(absurd(format!("{field}[{}].size_kib", sizes.len() - 1), value, "a piece has at most 1 TiB"));
+    }
     sizes.iter().enumerate().try_for_each(|(i, size)| rate(format!("{field}[{i}].gb_per_s"), size.gb_per_s))
 }
 
-fn check_curve(index: usize, curve: &Curve) -> Result<(), ProfileError> {
+fn check_curve((index, curve): (usize, &Curve), threads: u32) -> Result<(), ProfileError> {
     let field = |name: &str| format!("curves[{index}].{name}");
+    check_team(field("threads"), curve.backend, curve.threads, threads)?;
     if curve.tokens.is_empty() || curve.tokens.len() != curve.gb_per_s.len() {
         let lengths = format!("{} and {}", curve.tokens.len(), curve.gb_per_s.len());
         return Err(absurd(field("tokens, gb_per_s"), lengths, "both have one entry per measurement"));

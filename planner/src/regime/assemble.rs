@@ -108,7 +108,7 @@ fn kept_costs(problem: &Problem, ubatch_tokens: u32) -> CostModel {
     costs
 }
 
-/// Unloaded latency of each phase and context, with its floors.
+/// Unloaded latency of the workload's rounds, then of each phase and context, with floors.
 fn predictions(
     problem: &Problem,
     profile: &Profile,
@@ -118,22 +118,28 @@ fn predictions(
 ) -> Vec<Prediction> {
     let map = &table.map;
     let cells = map.cpu_slowdown.len() * map.gpu_slowdown.len() * map.link_slowdown.len();
-    let mut predictions = Vec::new();
+    let mut rounds: Vec<(Phase, u32, usize, f64)> =
+        table.workload.iter().map(|own| (own.phase, own.context_tokens, own.schedule, own.round_us)).collect();
     for (p, &phase) in map.phases.iter().enumerate() {
         for (c, &context_tokens) in map.context_tokens.iter().enumerate() {
             let idle = (p * map.context_tokens.len() + c) * cells;
-            let Some((case, costs)) = problem.case(phase, context_tokens) else { continue };
-            let schedule = &table.schedules[map.cells[idle].index()];
-            let bounds = Prepared::new(&problem.costs, costs, placement, slots, schedule)
-                .map_or(Floors::default(), |prepared| floors(problem, profile, case, &prepared));
-            predictions.push(Prediction {
-                phase,
-                context_tokens,
-                round_us: table.cell_us[idle],
-                floor_us: bounds.overlapped_us,
-                serial_floor_us: bounds.serial_us,
-            });
+            rounds.push((phase, context_tokens, map.cells[idle].index(), table.cell_us[idle]));
         }
+    }
+    let mut predictions: Vec<Prediction> = Vec::new();
+    for (phase, context_tokens, schedule, round_us) in rounds {
+        let is_known = predictions.iter().any(|p| (p.phase, p.context_tokens) == (phase, context_tokens));
+        let Some((case, costs)) = problem.case(phase, context_tokens).filter(|_| !is_known) else { continue };
+        let schedule = &table.schedules[schedule];
+        let bounds = Prepared::new(&problem.costs, costs, placement, slots, schedule)
+            .map_or(Floors::default(), |prepared| floors(problem, profile, case, &prepared));
+        predictions.push(Prediction {
+            phase,
+            context_tokens,
+            round_us,
+            floor_us: bounds.overlapped_us,
+            serial_floor_us: bounds.serial_us,
+        });
     }
     predictions
 }

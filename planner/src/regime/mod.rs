@@ -85,6 +85,21 @@ pub struct Table {
     pub cell_us: Vec<f64>,
     /// Distinct schedules that were found before thinning out.
     pub found: usize,
+    /// The unloaded rounds of the workload, whose contexts need not be among the map's.
+    pub workload: Vec<WorkloadRound>,
+}
+
+/// A kind of round that the workload has.
+#[derive(Clone, Debug, PartialEq)]
+pub struct WorkloadRound {
+    /// The phase.
+    pub phase: Phase,
+    /// Its mean context.
+    pub context_tokens: u32,
+    /// Index of the best kept schedule.
+    pub schedule: usize,
+    /// Predicted latency under it.
+    pub round_us: f64,
 }
 
 /// Solves the grid and keeps what matters. Deterministic for any number of threads.
@@ -110,9 +125,13 @@ pub fn table(query: &TableQuery<'_>, grid: &Grid) -> Table {
         },
         cell_us: Vec::new(),
         found: 0,
+        workload: Vec::new(),
     };
     for phase in solved {
         let first = table.schedules.len() as u32;
+        table
+            .workload
+            .extend(phase.workload.map(|round| WorkloadRound { schedule: first as usize + round.schedule, ..round }));
         table.schedules.extend(phase.schedules);
         table.map.cells.extend(phase.cells.iter().map(|&index| ScheduleId(first + index)));
         table.cell_us.extend(phase.cell_us);
@@ -130,6 +149,7 @@ struct PhaseTable {
     cells: Vec<u32>,
     cell_us: Vec<f64>,
     found: usize,
+    workload: Option<WorkloadRound>,
 }
 
 impl PhaseTable {
@@ -137,7 +157,8 @@ impl PhaseTable {
         let full_team = query.problem.costs.teams.last().map_or(1, |team| team.threads);
         let loads = grid.loads(full_team);
         let mut pool: Vec<Plan> = Vec::new();
-        let mut kept: Vec<Plan> = Vec::new();
+        let own = workload_task(query, phase);
+        let mut kept: Vec<Plan> = own.iter().map(|(_, task)| plan(&solve(task, Effort::FULL, &[]))).collect();
         for (index, &context) in contexts.iter().enumerate() {
             let Some((case, _)) = query.problem.case(phase, context) else { continue };
             let task = |load| Task { problem: query.problem, case, homes: query.homes, slots: query.slots, load };
@@ -179,8 +200,20 @@ impl PhaseTable {
             let scores = scores(&task, loads, &kept);
             rows.iter_mut().zip(scores).for_each(|(row, more)| row.extend(more));
         }
-        let idle_best: Vec<usize> = idle_cells.iter().map(|&cell| best_of(&rows, cell)).collect();
-        let cover = cover(&rows, &idle_best);
+        let mut always: Vec<usize> = idle_cells.iter().map(|&cell| best_of(&rows, cell)).collect();
+        let own = workload_task(query, phase).map(|(context_tokens, task)| {
+            let times = scores(&|load| Task { load, ..task }, &loads[..1], &kept);
+            let best = best_of(&times, 0);
+            (context_tokens, best, times.get(best).map_or(0.0, |row| row[0]))
+        });
+        always.extend(own.map(|(_, best, _)| best));
+        let cover = cover(&rows, &always);
+        let workload = own.map(|(context_tokens, best, round_us)| WorkloadRound {
+            phase,
+            context_tokens,
+            schedule: cover.kept.iter().position(|&row| row == best).unwrap_or(0),
+            round_us,
+        });
         let schedule = |&index: &usize| {
             let (team, promoted) = &kept[index];
             let case = query.problem.case(phase, contexts[0]).map_or(0, |(case, _)| case);
@@ -193,8 +226,18 @@ impl PhaseTable {
             cells: cover.cells.clone(),
             cell_us: (0..cover.cells.len()).map(|c| rows[cover.kept[cover.cells[c] as usize]][c]).collect(),
             found,
+            workload,
         }
     }
+}
+
+/// The unloaded rounds of the workload, if it has rounds of the phase, with their context.
+fn workload_task<'a>(query: &TableQuery<'a>, phase: Phase) -> Option<(u32, Task<'a>)> {
+    let is_largest = !matches!(phase, Phase::Prefill { ubatch_tokens } if ubatch_tokens != query.ubatch_tokens);
+    let context_tokens = query.problem.demand.workload_context(phase).filter(|_| is_largest)?;
+    let (case, _) = query.problem.case(phase, context_tokens)?;
+    let (problem, homes, slots, load) = (query.problem, query.homes, query.slots, Load::IDLE);
+    Some((context_tokens, Task { problem, case, homes, slots, load }))
 }
 
 fn plan(answer: &Answer) -> Plan {

@@ -113,6 +113,8 @@ pub struct Comparison {
     pub base: String,
     /// The workload that was planned for, in whole layers and in this plan.
     pub workload_us: [f64; 2],
+    /// Tokens that it writes.
+    pub generate_tokens: u32,
     /// Decode.
     pub decode: Claim,
     /// Prefill.
@@ -163,6 +165,7 @@ pub fn compare(query: &Query<'_>, decision: &Decision) -> Option<Comparison> {
             PAPER_PREFILL,
         ),
         workload_us: [workload_us(problem, first), workload_us(problem, last)],
+        generate_tokens: problem.demand.generate_tokens,
         base,
         rows,
     })

@@ -8,16 +8,30 @@ pub fn phases(comparison: &Comparison) -> [(&'static str, &Claim); 2] {
     [("decode", &comparison.decode), ("prefill", &comparison.prefill)]
 }
 
-/// The workload as a whole: what the plan was made for, to which it may sacrifice one of its phases.
+/// The workload as a whole: what the plan was made for, and which of its phases it may give up something of.
 pub fn workload(comparison: &Comparison) -> String {
     let [base_us, plan_us] = comparison.workload_us;
     let seconds = |us: f64| number(us / 1e6);
-    format!(
+    let mut text = format!(
         "The workload that was planned for takes {} s in whole layers and {} s with this plan: {}x.",
         seconds(base_us),
         seconds(plan_us),
         number(base_us / plan_us)
-    )
+    );
+    let [row, ..] = &comparison.rows;
+    let decode_us = row.decode_us * f64::from(comparison.generate_tokens);
+    for (name, claim) in phases(comparison) {
+        if claim.reach.speedup < 0.995 && plan_us < base_us {
+            let share = if name == "decode" { decode_us } else { base_us - decode_us } / base_us;
+            text += &format!(
+                " Its {name} is slower than in whole layers ({}x): there the workload spends {:.0} % of its time, and \
+                 the GPU memory saves more in the rest. Another workload (--prompt, --generate) gives another plan.",
+                number(claim.reach.speedup),
+                100.0 * share
+            );
+        }
+    }
+    text
 }
 
 /// Sentences on one phase, from what was simulated to the verdict.

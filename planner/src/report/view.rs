@@ -2,6 +2,7 @@
 //! Next: `page.rs` and the drawings.
 
 use super::palette::kind_name;
+use crate::cost::prompt_context;
 use crate::simulate::round::{Outcome, Round, RoundError};
 use plan_format::artifact::Plan;
 use plan_format::costs::{CaseCosts, Load};
@@ -59,12 +60,13 @@ impl<'a> View<'a> {
         decode.into_iter().chain(self.prefill()).collect()
     }
 
-    /// A round of a phase: decode at the view's context, prefill with the workload's prompt read.
+    /// A round of a phase: decode at the view's context, prefill at the mean context of the workload's prompt.
     pub fn round(&self, phase: Phase) -> Round<'a> {
         let options = &self.plan.origin.options;
         let context_tokens = match phase {
             Phase::Prefill { ubatch_tokens } => {
-                options.prompt_tokens.max(ubatch_tokens).min(options.context_tokens).min(self.context_tokens.max(1))
+                let mean = prompt_context(options.prompt_tokens, ubatch_tokens);
+                mean.min(options.context_tokens).min(self.context_tokens.max(1))
             }
             _ => self.context_tokens,
         };

@@ -34,8 +34,9 @@ impl Effort {
     pub const QUICK: Effort = Effort { teams: 1, rates: 5, local_evaluations: 0, starts: 1 };
 }
 
-/// Promotable items up to which a full search tries all sets: no more work than its local search.
-const EXHAUSTIVE_ITEMS: usize = 8;
+/// Promotable items up to which a full search tries all sets: as much work as its local search, since the rounds are
+/// short.
+const EXHAUSTIVE_ITEMS: usize = 10;
 
 /// Exchange rates of credit, the most useful first; infinity promotes everything.
 const RATES: [f64; 13] = [1.0, f64::INFINITY, 0.8, 1.25, 0.6, 1.6, 2.5, 0.9, 1.1, 0.7, 2.0, 4.0, 0.45];

@@ -48,7 +48,8 @@ impl ModelArgs {
         let simulated = simulated.map_err(|error| Failure::usage(error.to_string()))?;
         let request = PlanRequest { plan: self.plan.clone(), context_tokens, exactness, other_device, simulated };
         let overrides = Overrides { pinned_schedule: self.pin_schedule, ..overrides };
-        let engine = Engine::open(&self.model, &request, overrides)?;
+        let engine = Engine::open(&self.model, &request, overrides);
+        let engine = engine.map_err(|error| Failure::from(error).about(&self.model))?;
         engine.notes().iter().for_each(|note| say(format_args!("warning: {note}")));
         Ok(engine)
     }

@@ -21,6 +21,7 @@ mod verify;
 
 use clap::{CommandFactory, Parser, Subcommand};
 use shared_cli::manual::{self, CompletionsArgs, ManArgs};
+use shared_cli::typed;
 use std::process::ExitCode;
 
 use shared_cli::Failure;
@@ -86,7 +87,7 @@ pub enum Command {
 
 /// Runs what was typed; the program's exit code.
 pub fn main() -> ExitCode {
-    let result = match Args::parse().command {
+    let result = match typed::parse::<Args>().command {
         Command::Chat(args) => chat::run(&args),
         Command::Generate(args) => generate::run(&args),
         Command::Bench(args) => bench::run(&args),
