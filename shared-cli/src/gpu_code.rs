@@ -10,8 +10,8 @@ use kernels::quant::WeightType;
 use plan_format::artifact::MachineCode;
 use plan_format::program::{Program, WeightRole};
 
-/// PTX modules that a program on a GPU with this chip may need: those of its weights' types in the layouts in which a GPU
-/// keeps them, and those that every program needs. Sorted.
+/// PTX modules that a program on a GPU with this chip may need: those of its weights' types in the layouts in which a
+/// GPU keeps them, and those that every program needs. Sorted.
 pub fn modules(program: &Program, chip: Chip) -> Vec<&'static str> {
     let (mut products, mut lookups) = (Vec::new(), Vec::new());
     for weight in &program.weights {

@@ -344,8 +344,8 @@ impl TokenTile {
         }
     }
 
-    /// Weight tiles of 128 rows and activation tiles, 128 bytes a row; on [`Chip::Sm90`] also the rows' numbers, and for
-    /// large tiles of K-quants two superblocks of 128 rows in pieces of 16 bytes (`weights.cuh`).
+    /// Weight tiles of 128 rows and activation tiles, 128 bytes a row; on [`Chip::Sm90`] also the rows' numbers, and
+    /// for large tiles of K-quants two superblocks of 128 rows in pieces of 16 bytes (`weights.cuh`).
     pub(super) fn shared_bytes(self, chip: Chip, ty: WeightType) -> u32 {
         let tokens = self.tokens();
         let pieces = match ty {
