@@ -1,16 +1,29 @@
 //! The vector operations of products with AVX2: 8 rows a vector, two vectors a panel. The products are in
 //! `arch/x86_64/matmul`. Processors that have AVX-VNNI too get its dot products; the results have the same bits.
 //!
-//! What its ports allow, for a sub-block of a panel (16 rows by 32 columns of Q4_K: 288 bytes), at three vector
-//! operations a cycle. One token: per vector of 8 rows 8 masks, 4 shifts, 8 `vpmaddubsw`, 8 additions of words, and 5
-//! operations for `vpmaddwd`, conversion and scaling: 2 · 33 = 66 operations, 22 cycles, 13 bytes a cycle, 46 GB/s at
-//! 3.5 GHz; with `vpdpbusd` 50 operations, 17 bytes a cycle. That is more than a core's share of memory, so one token
-//! runs at the memory's rate (measured on two Zen 5 cores: 0.94 to 0.98 of a plain read, Q6_K 0.79). Four tokens: the
-//! 16 registers do not hold codes and sums of four tokens, so codes go through a buffer: 2 · (12 + 8 stores and loads +
-//! 4 · 21) = 208 operations, 69 cycles, 4.2 bytes a cycle, 15 GB/s a core; with `vpdpbusd` 2 · (20 + 4 · 13) = 144
-//! operations, 48 cycles, 6 bytes a cycle, 21 GB/s a core at 3.5 GHz (measured: 17 to 19; F16, bound by 8
-//! multiply-adds a number, 18). So 0.80 of a read is out of reach of AVX2 for four tokens where a core's share of
-//! memory is above that; AVX-512 has twice the width and twice the registers.
+//! What its ports allow, for a sub-block of a panel (16 rows by 32 columns) and T tokens, on Zen 5 at 4.15 GHz: two
+//! ports multiply (`vpdpbusd`, products, fused multiply-adds), the other two shift and convert, all four do the rest,
+//! two loads a cycle (timed: loops of one instruction). Multiplications: 16 T `vpdpbusd` and 4 T for scaling, 2 T more
+//! for mins or scales of halves, so 10 T or 11 T cycles. Once, whatever T: unpacking, 16 operations (Q8_0) to 96 (Q5_K,
+//! Q6_K), and scales, 2 to 21. GB/s of one core, by these counts, and measured with weights in the second cache; then
+//! the share of a plain read that two cores reach from memory:
+//!
+//! | type | bytes | 1 token | 2 tokens | 4 tokens |
+//! | --- | --- | --- | --- | --- |
+//! | Q4_0 | 288 | 98, 66, 0.96 | 59, 39, 0.90 | 30, 24, 0.64 |
+//! | Q4_1 | 320 | 102, 67, 0.98 | 59, 42, 0.98 | 30, 24, 0.64 |
+//! | Q8_0 | 544 | 146, 109, 0.97 | 108, 84, 0.95 | 56, 45, 0.74 |
+//! | Q4_K | 288 | 77, 48, 0.97 | 49, 35, 0.84 | 26, 20, 0.57 |
+//! | Q5_K | 352 | 41, 30, 0.65 | 35, 24, 0.61 | 27, 16, 0.45 |
+//! | Q6_K | 420 | 51, 41, 0.88 | 42, 30, 0.76 | 31, 20, 0.53 |
+//! | MXFP4 | 272 | 59, 39, 0.96 | 46, 30, 0.74 | 27, 20, 0.55 |
+//! | IQ4_XS | 272 | 56, 42, 0.97 | 44, 31, 0.80 | 27, 21, 0.53 |
+//!
+//! A plain read gives a core 37 GB/s here, of which 0.80 are 30: with four tokens the multiplying ports alone allow
+//! that to Q8_0 and barely to the rest. What is missing to the ports is registers: 16 hold neither sums and dot
+//! products of four tokens in two vectors nor the codes beside them. AVX-512 has twice the width and twice the
+//! registers. Without AVX-VNNI (`vpmaddubsw`, `vpaddw`, `vpmaddwd`) one token reaches 26 to 79 GB/s a core, four 14 to
+//! 19, with codes of a table 7.
 
 use std::arch::x86_64::*;
 use std::ops::Range;
