@@ -1,6 +1,6 @@
 //! `ats-run bench --kernels`: products of each weight type against what this machine can do at all, both measured in
-//! turn on the spot. Decode (1 to 4 and 8 tokens) runs through matrices that no cache holds, against a plain read of the
-//! same memory by the same threads; prefill (512 tokens) against 8-bit dot products, or multiply-adds for plain
+//! turn on the spot. Decode (1 to 4 and 8 tokens) runs through matrices that no cache holds, against a plain read of
+//! the same memory by the same threads; prefill (512 tokens) against 8-bit dot products, or multiply-adds for plain
 //! numbers, in registers. With 8 tokens the bound is the lower of 80 % of the read and half of the multiplications.
 //! Not here: whole models (`bench.rs`), tracking changes (the benches of crate `kernels`, on the same cases).
 
