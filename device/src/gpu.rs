@@ -121,8 +121,12 @@ impl HostSpan {
 /// What the copy engine reads.
 #[derive(Debug, Clone)]
 pub enum CopySource {
-    /// Weights: memory that nobody writes any more. Asynchronous only if the region is pinned.
+    /// Weights: memory that nobody writes any more. Asynchronous only if the region is pinned: else the call may wait
+    /// until the stream comes to it.
     Span(HostSpan),
+    /// The same where nobody pinned it. The [`Timeline`](crate::timeline::Timeline) brings it through pinned memory; no
+    /// GPU takes it as it is.
+    Pageable(HostSpan),
     /// Mapped memory, for staging: the host must not refill it before the copy is done.
     Mapped {
         /// First byte, as the GPU sees it.
@@ -290,7 +294,7 @@ pub trait Gpu: Send + Sync {
     /// polling.
     fn host_sees(&self, flag: FlagId, epoch: Epoch) -> Result<bool, DeviceError>;
 
-    /// Copies from the host to the GPU by the copy engine.
+    /// Copies from the host to the GPU by the copy engine. Errors: a pageable source.
     fn copy_to_gpu(&self, stream: StreamId, to: DevicePtr, from: &CopySource) -> Result<(), DeviceError>;
 
     /// Puts an operator on the stream.
@@ -306,6 +310,18 @@ pub trait Gpu: Send + Sync {
         _work: &mut dyn FnMut() -> Result<(), DeviceError>,
     ) -> Result<Option<GraphId>, DeviceError> {
         Ok(None)
+    }
+
+    /// The recorded copy with this number (in the order of recording) reads `from` from the next launch on; its target
+    /// `to` and its length stay. `false` = the driver refuses. Errors: no such copy.
+    fn redirect_copy(
+        &self,
+        graph: GraphId,
+        _number: usize,
+        _to: DevicePtr,
+        _from: &CopySource,
+    ) -> Result<bool, DeviceError> {
+        Err(DeviceError::GpuHandle { kind: "graph", id: graph.0 })
     }
 
     /// Puts a recorded sequence on a stream: it begins after all that is there, and what comes later waits for its end.
@@ -334,6 +350,21 @@ pub trait Gpu: Send + Sync {
 
     /// The host touches mapped memory now: the simulated GPU checks that nothing else does. Elsewhere nothing.
     fn host_touches(&self, _start: DevicePtr, _bytes: u64, _access: Access) -> Result<(), DeviceError> {
+        Ok(())
+    }
+
+    /// [`Gpu::host_sees`] for the thread that brings pageable memory, which is another agent than the host.
+    fn carrier_sees(&self, flag: FlagId, epoch: Epoch) -> Result<bool, DeviceError> {
+        self.host_sees(flag, epoch)
+    }
+
+    /// [`Gpu::host_signal`] for that thread.
+    fn carrier_signals(&self, flag: FlagId, epoch: Epoch) -> Result<(), DeviceError> {
+        self.host_signal(flag, epoch)
+    }
+
+    /// That thread writes pageable bytes to mapped memory now: the simulated GPU checks it and knows how long it takes.
+    fn carrier_writes(&self, _start: DevicePtr, _bytes: u64) -> Result<(), DeviceError> {
         Ok(())
     }
 

@@ -8,6 +8,7 @@
 //! result and a duration, and what CPU and link take from each other in the DRAM is part of the durations that the
 //! caller gives. Next: `sim/stream.rs`.
 
+mod carrier;
 mod faults;
 mod graph;
 mod memory;
@@ -16,6 +17,7 @@ mod race;
 mod state;
 mod stream;
 
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -31,9 +33,10 @@ use crate::gpu::{
 };
 use crate::memory::HostRegion;
 use crate::team::Pressure;
+use carrier::Carrier;
 use graph::{Call, Recording};
 use memory::SimMemory;
-use race::{AGENTS, HOST};
+use race::{CARRIER, HOST};
 use state::{Event, Flag, Moment, Shared};
 use stream::{Command, Stream, Submitted};
 
@@ -73,6 +76,8 @@ pub struct SimGpu {
     graphs: Mutex<Vec<Arc<Recording>>>,
     /// Where graphs do the work of streams that followed their recording.
     side_stream: Mutex<Option<StreamId>>,
+    carrier: Mutex<Carrier>,
+    calls: AtomicU64,
     clock: Arc<VirtualClock>,
     host_delays: Mutex<Delays>,
     description: GpuDescription,
@@ -94,6 +99,7 @@ impl SimGpu {
         };
         let ceiling_bytes = ceiling_bytes.unwrap_or(u64::MAX).min(profile.memory_bytes);
         let host_delays = Mutex::new(Delays::new(faults.seed, HOST as u64));
+        let carrier = Carrier::new(faults.seed);
         let (memory, shared) = (SimMemory::default(), Shared::new());
         let machine = Machine { profile, load, faults, memory, shared, engine: Mutex::new(()) };
         Self {
@@ -103,6 +109,8 @@ impl SimGpu {
             recording: Mutex::default(),
             graphs: Mutex::default(),
             side_stream: Mutex::default(),
+            calls: AtomicU64::new(0),
+            carrier: Mutex::new(carrier),
             clock: Arc::default(),
             host_delays,
             description,
@@ -128,6 +136,15 @@ impl SimGpu {
         self.machine.memory.locate(start, bytes)
     }
 
+    /// Calls of the host so far that put something on a stream: what queueing costs, whatever the machine.
+    pub fn calls(&self) -> u64 {
+        self.calls.load(Ordering::Relaxed)
+    }
+
+    fn count_call(&self) {
+        self.calls.fetch_add(1, Ordering::Relaxed);
+    }
+
     /// The host's moment, handed over with what it submits or signals.
     fn host_moment(&self, after: Nanos) -> Moment {
         Moment { time: self.clock.now() + after, knows: self.machine.shared.lock().release_host() }
@@ -141,30 +158,25 @@ impl SimGpu {
         self.machine.shared.lock().check()
     }
 
-    /// Takes a call into the recording under way, if there is one.
-    fn is_recorded(&self, stream: StreamId, call: impl FnOnce() -> Call) -> bool {
-        let mut recording = lock(&self.recording);
-        recording.as_mut().map(|recording| recording.calls.push((stream, call()))).is_some()
-    }
-
-    /// Does a call of a recording.
-    fn repeat(&self, stream: StreamId, call: &Call) -> Result<(), DeviceError> {
-        match call {
-            Call::Copy(to, from) => self.submit_copy(stream, *to, from),
-            Call::Launch(launch) => self.submit_launch(stream, launch),
-            Call::Record(event) => self.record(stream, *event),
-            Call::Wait(event) => self.wait_event(stream, *event),
-        }
-    }
-
     fn submit_copy(&self, stream: StreamId, to: DevicePtr, from: &CopySource) -> Result<(), DeviceError> {
         let memory = match from {
             CopySource::Span(span) if !lock(&self.pinned).iter().any(|region| Arc::ptr_eq(region, &span.region)) => {
                 SourceMemory::Pageable
             }
             CopySource::Span(_) | CopySource::Mapped { .. } => SourceMemory::Pinned,
+            CopySource::Pageable(_) => return Err(crate::timeline::pageable()),
         };
         self.submit(stream, Command::Copy(to, from.clone(), memory))
+    }
+
+    fn submit_record(&self, stream: StreamId, event: EventId) -> Result<(), DeviceError> {
+        let number = self.machine.shared.lock().event(event)?.submit();
+        self.submit(stream, Command::Record(event, number))
+    }
+
+    fn submit_wait(&self, stream: StreamId, event: EventId) -> Result<(), DeviceError> {
+        let number = self.machine.shared.lock().event(event)?.last_submitted();
+        self.submit(stream, Command::WaitEvent(event, number))
     }
 
     fn submit_launch(&self, stream: StreamId, launch: &Launch) -> Result<(), DeviceError> {
@@ -286,7 +298,7 @@ impl Gpu for SimGpu {
     fn new_stream(&self, _kind: StreamKind) -> Result<StreamId, DeviceError> {
         let mut streams = lock(&self.streams);
         let agent = streams.len() + 1;
-        if agent >= AGENTS {
+        if agent >= CARRIER {
             return Err(DeviceError::GpuHandle { kind: "stream", id: agent as u32 });
         }
         streams.push(Stream::start(Arc::clone(&self.machine), agent)?);
@@ -309,16 +321,14 @@ impl Gpu for SimGpu {
         if self.is_recorded(stream, || Call::Record(event)) {
             return Ok(());
         }
-        let number = self.machine.shared.lock().event(event)?.submit();
-        self.submit(stream, Command::Record(event, number))
+        self.submit_record(stream, event)
     }
 
     fn wait_event(&self, stream: StreamId, event: EventId) -> Result<(), DeviceError> {
         if self.is_recorded(stream, || Call::Wait(event)) {
             return Ok(());
         }
-        let number = self.machine.shared.lock().event(event)?.last_submitted();
-        self.submit(stream, Command::WaitEvent(event, number))
+        self.submit_wait(stream, event)
     }
 
     fn event_passed(&self, event: EventId) -> Result<bool, DeviceError> {
@@ -342,11 +352,13 @@ impl Gpu for SimGpu {
     }
 
     fn signal_flag(&self, stream: StreamId, flag: FlagId, epoch: Epoch) -> Result<(), DeviceError> {
+        self.count_call();
         self.machine.shared.lock().flag(flag)?;
         self.submit(stream, Command::Signal(flag, epoch))
     }
 
     fn wait_flag(&self, stream: StreamId, flag: FlagId, epoch: Epoch) -> Result<(), DeviceError> {
+        self.count_call();
         self.machine.shared.lock().flag(flag)?;
         self.submit(stream, Command::WaitFlag(flag, epoch))
     }
@@ -393,29 +405,21 @@ impl Gpu for SimGpu {
         stream: StreamId,
         work: &mut dyn FnMut() -> Result<(), DeviceError>,
     ) -> Result<Option<GraphId>, DeviceError> {
-        self.machine.shared.lock().check()?;
-        *lock(&self.recording) = Some(Recording::new(stream));
-        let outcome = work();
-        let recording = lock(&self.recording).take();
-        outcome?;
-        let Some(recording) = recording else { return Ok(None) };
-        recording.check()?;
-        let mut side_stream = lock(&self.side_stream);
-        if side_stream.is_none() {
-            *side_stream = Some(self.new_stream(StreamKind::Unpack)?);
-        }
-        let mut graphs = lock(&self.graphs);
-        graphs.push(Arc::new(recording));
-        Ok(Some(GraphId(graphs.len() as u32 - 1)))
+        self.record_calls(stream, work).map(Some)
+    }
+
+    fn redirect_copy(
+        &self,
+        graph: GraphId,
+        number: usize,
+        to: DevicePtr,
+        from: &CopySource,
+    ) -> Result<bool, DeviceError> {
+        self.redirect(graph, number, (to, from)).map(|()| true)
     }
 
     fn launch_graph(&self, stream: StreamId, graph: GraphId) -> Result<(), DeviceError> {
-        let unknown = || DeviceError::GpuHandle { kind: "graph", id: graph.0 };
-        let recording = lock(&self.graphs).get(graph.0 as usize).cloned().ok_or_else(unknown)?;
-        let side_stream = (*lock(&self.side_stream)).ok_or_else(unknown)?;
-        self.spend_call();
-        let on = |recorded| if recorded == recording.root { stream } else { side_stream };
-        recording.calls.iter().try_for_each(|(recorded, call)| self.repeat(on(*recorded), call))
+        self.repeat_calls(stream, graph)
     }
 
     fn synchronize(&self, stream: StreamId) -> Result<(), DeviceError> {
@@ -444,6 +448,19 @@ impl Gpu for SimGpu {
 
     fn host_touches(&self, start: DevicePtr, bytes: u64, access: Access) -> Result<(), DeviceError> {
         self.host_task().touch(start, bytes, access)
+    }
+
+    fn carrier_sees(&self, flag: FlagId, epoch: Epoch) -> Result<bool, DeviceError> {
+        lock(&self.carrier).sees(&self.machine, flag, epoch)
+    }
+
+    fn carrier_writes(&self, start: DevicePtr, bytes: u64) -> Result<(), DeviceError> {
+        lock(&self.carrier).writes(&self.machine, start, bytes)
+    }
+
+    fn carrier_signals(&self, flag: FlagId, epoch: Epoch) -> Result<(), DeviceError> {
+        lock(&self.carrier).signals(&self.machine, flag, epoch);
+        Ok(())
     }
 
     fn host_delay(&self) {

@@ -18,6 +18,7 @@
 //! which all streams are empty. Nothing here waits for a whole device. `fill` aside, allocates nothing after `new`.
 //! Not here: what runs (operators), where (placement), when it is worth it (schedules). Next: `timeline/staging.rs`.
 
+mod bounce;
 mod staging;
 
 use std::sync::Arc;
@@ -25,9 +26,10 @@ use std::time::{Duration, Instant};
 
 use crate::DeviceError;
 use crate::gpu::{CopySource, DevicePtr, Epoch, EventId, FlagId, Gpu, GpuOp, GraphId, Launch, StreamId, StreamKind};
+use bounce::Bounce;
 use staging::{Lanes, Staging};
 
-pub use staging::{Arrival, FillStep, STAGING_PARTS, StagingPart};
+pub use staging::{FillStep, STAGING_PARTS, StagingPart};
 
 /// A temporary place for promoted weights, by number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -113,6 +115,12 @@ impl Timeline {
         Ok(Self { gpu, compute, lanes, staging, recorded, slots, to_gpu, to_cpu, silence_max })
     }
 
+    /// Makes copies from pageable memory possible, by a thread. Errors: no pinned memory at all.
+    pub fn allow_pageable(&mut self) -> Result<(), DeviceError> {
+        self.staging.allow_pageable(Bounce::new(&self.gpu)?);
+        Ok(())
+    }
+
     /// The GPU.
     pub fn gpu(&self) -> &Arc<dyn Gpu> {
         &self.gpu
@@ -157,8 +165,8 @@ impl Timeline {
         let filled = self.begin_fill(index, begun)?;
         let (gpu, lanes) = (&*self.gpu, self.lanes);
         self.staging.queue(gpu, lanes, steps)?;
-        let last = if steps.iter().any(|step| matches!(step, FillStep::Unpack(_))) {
-            if matches!(steps.last(), Some(FillStep::Copy(..))) {
+        let last = if steps.iter().any(|step| matches!(step, FillStep::Unpack(..))) {
+            if !matches!(steps.last(), Some(FillStep::Unpack(..))) {
                 self.staging.follow(gpu, lanes)?;
             }
             lanes.unpack
@@ -180,6 +188,18 @@ impl Timeline {
         let graph = gpu.record_graph(lanes.transfer, &mut work);
         self.recorded.clear();
         Ok(graph?.map(RecordedFill))
+    }
+
+    /// Copies of a recorded fill read from now on what these steps read, which are the same but for the sources.
+    /// `false` = the GPU refuses; then the recorded fill is of no more use. Errors: another number of copies.
+    pub fn redirect_fill(&mut self, fill: RecordedFill, steps: &[FillStep]) -> Result<bool, DeviceError> {
+        let copies = steps.iter().filter_map(FillStep::copy).enumerate();
+        for (number, (to, from)) in copies {
+            if !self.gpu.redirect_copy(fill.0, number, to, from)? {
+                return Ok(false);
+            }
+        }
+        Ok(true)
     }
 
     /// [`Timeline::fill_in_steps`] of recorded steps. What is queued later on the transfer stream waits for its end.
@@ -340,6 +360,11 @@ impl Timeline {
             }
         }
     }
+}
+
+/// Memory that is not pinned where only pinned memory may be.
+pub(crate) fn pageable() -> DeviceError {
+    DeviceError::Timeline { what: "memory that is not pinned is copied as if it were".to_owned() }
 }
 
 fn no_slot(index: SlotIndex) -> DeviceError {

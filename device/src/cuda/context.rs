@@ -71,6 +71,11 @@ impl Context {
         self.check("cuCtxSetCurrent", unsafe { result::ctx::set_current(self.context) })
     }
 
+    /// The driver's handle.
+    pub(super) fn raw(&self) -> sys::CUcontext {
+        self.context
+    }
+
     /// Turns a driver error into the loss of the GPU: after most errors its context is unusable anyway.
     pub(super) fn check<T>(&self, call: &str, result: Result<T, DriverError>) -> Result<T, DeviceError> {
         result.map_err(|error| {

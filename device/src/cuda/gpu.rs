@@ -1,7 +1,7 @@
 //! [`CudaGpu`]: the [`Gpu`] interface on a CUDA device. Memory is taken for good and counted against the ceiling.
 
 use std::ffi::c_void;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use cudarc::driver::{DriverError, result, sys};
@@ -30,6 +30,9 @@ const CONTEXT_BYTES_ASSUMED: u64 = 640 << 20;
 pub struct CudaGpu {
     // Order of fields = order of dropping: graphs before modules before the context.
     graphs: Mutex<Vec<CudaGraph>>,
+    /// Copies of the recording under way; `None` = one of them is not known.
+    recorded: Mutex<Option<Vec<usize>>>,
+    is_recording: AtomicBool,
     modules: Modules,
     flags: Flags,
     context: Arc<Context>,
@@ -62,6 +65,8 @@ impl CudaGpu {
         let description = GpuDescription { name, capability, driver: context.driver, memory_bytes, multiprocessors };
         let gpu = CudaGpu {
             graphs: Mutex::default(),
+            recorded: Mutex::default(),
+            is_recording: AtomicBool::new(false),
             modules: Modules::new(Arc::clone(&context), Arc::clone(&options.modules)),
             flags,
             context,
@@ -153,6 +158,17 @@ impl CudaGpu {
         self.taken_bytes.fetch_sub(rounded(region.bytes), Ordering::Relaxed);
         // SAFETY: allocated by `take_memory`; the caller is done with it.
         self.context.check("cuMemFree", unsafe { result::free_sync(region.start.0) })
+    }
+
+    /// Remembers the copy that was recorded last.
+    fn note_copy(&self, stream: sys::CUstream) -> Result<(), DeviceError> {
+        let node = CudaGraph::last_node(&self.context, stream)?;
+        let mut recorded = lock(&self.recorded);
+        *recorded = recorded.take().zip(node).map(|(mut copies, node)| {
+            copies.push(node as usize);
+            copies
+        });
+        Ok(())
     }
 
     fn left_bytes(&self) -> Result<u64, DeviceError> {
@@ -330,14 +346,17 @@ impl Gpu for CudaGpu {
                 let bytes = span.bytes().ok_or(DeviceError::GpuAddress { address, bytes })?;
                 // SAFETY: whoever calls vouches for the device range; the source is never written while it is shared,
                 // and pinned regions live as long as the GPU.
-                self.context.check("cuMemcpyHtoDAsync", unsafe { result::memcpy_htod_async(to.0, bytes, stream) })
+                let copied = unsafe { result::memcpy_htod_async(to.0, bytes, stream) };
+                self.context.check("cuMemcpyHtoDAsync", copied)?;
             }
             CopySource::Mapped { start, bytes } => {
                 // SAFETY: as above; mapped regions live as long as the GPU.
                 let copied = unsafe { sys::cuMemcpyAsync(to.0, start.0, *bytes as usize, stream) };
-                self.context.check("cuMemcpyAsync", copied.result())
+                self.context.check("cuMemcpyAsync", copied.result())?;
             }
+            CopySource::Pageable(_) => return Err(crate::timeline::pageable()),
         }
+        if self.is_recording.load(Ordering::Relaxed) { self.note_copy(stream) } else { Ok(()) }
     }
 
     fn launch(&self, stream: StreamId, launch: &Launch) -> Result<(), DeviceError> {
@@ -352,10 +371,32 @@ impl Gpu for CudaGpu {
     ) -> Result<Option<GraphId>, DeviceError> {
         self.context.enter()?;
         let stream = self.context.stream(stream)?;
-        let graph = CudaGraph::capture(&self.context, stream, KernelPriority::OfRecording, work)?;
+        *lock(&self.recorded) = Some(Vec::new());
+        self.is_recording.store(true, Ordering::Relaxed);
+        let graph = CudaGraph::capture(&self.context, stream, KernelPriority::OfRecording, work);
+        self.is_recording.store(false, Ordering::Relaxed);
+        let mut graph = graph?;
+        // Without them the graph is whole, but its copies stay as they are.
+        let copies = lock(&self.recorded).take().unwrap_or_default();
+        graph.copies = copies.into_iter().map(|node| node as sys::CUgraphNode).collect();
         let mut graphs = lock(&self.graphs);
         graphs.push(graph);
         Ok(Some(GraphId(graphs.len() as u32 - 1)))
+    }
+
+    fn redirect_copy(
+        &self,
+        graph: GraphId,
+        number: usize,
+        to: DevicePtr,
+        from: &CopySource,
+    ) -> Result<bool, DeviceError> {
+        let graphs = lock(&self.graphs);
+        let known = graphs.get(graph.0 as usize).ok_or(DeviceError::GpuHandle { kind: "graph", id: graph.0 })?;
+        let CopySource::Span(span) = from else { return Ok(false) };
+        let (address, bytes) = (span.range.start as u64, span.range.len() as u64);
+        let bytes = span.bytes().ok_or(DeviceError::GpuAddress { address, bytes })?;
+        Ok(known.redirect(&self.context, number, to.0, bytes).unwrap_or(false))
     }
 
     fn launch_graph(&self, stream: StreamId, graph: GraphId) -> Result<(), DeviceError> {

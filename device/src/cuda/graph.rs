@@ -10,6 +10,8 @@ use crate::DeviceError;
 pub struct CudaGraph {
     graph: sys::CUgraph,
     exec: sys::CUgraphExec,
+    /// Its copies from the host, in the order of recording.
+    pub(super) copies: Vec<sys::CUgraphNode>,
 }
 
 // SAFETY: graph handles may be used from any thread; launches are ordered by their stream.
@@ -55,10 +57,40 @@ impl CudaGraph {
         // SAFETY: the graph was just made.
         let exec = unsafe { result::graph::instantiate(graph, priority.flags()) };
         let exec = context.check("cuGraphInstantiateWithFlags", exec)?;
-        let graph = CudaGraph { graph, exec };
+        let graph = CudaGraph { graph, exec, copies: Vec::new() };
         // SAFETY: both handles are live.
         context.check("cuGraphUpload", unsafe { sys::cuGraphUpload(graph.exec, stream) }.result())?;
         Ok(graph)
+    }
+
+    /// The node that was recorded last on a stream; `None` if there is not exactly one.
+    pub(super) fn last_node(context: &Context, stream: sys::CUstream) -> Result<Option<sys::CUgraphNode>, DeviceError> {
+        let mut status = sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
+        let (mut id, mut graph) = (0, std::ptr::null_mut());
+        let (mut nodes, mut count) = (std::ptr::null(), 0);
+        // SAFETY: all out pointers are valid; the stream is the context's.
+        let info = unsafe {
+            sys::cuStreamGetCaptureInfo_v2(stream, &mut status, &mut id, &mut graph, &mut nodes, &mut count).result()
+        };
+        context.check("cuStreamGetCaptureInfo", info)?;
+        // SAFETY: the driver lists so many nodes there, until the next call on the stream.
+        Ok((count == 1 && !nodes.is_null()).then(|| unsafe { *nodes }))
+    }
+
+    /// Lets a copy read elsewhere from the next launch on. `false` = the driver refuses.
+    pub(super) fn redirect(&self, context: &Context, number: usize, to: u64, from: &[u8]) -> Option<bool> {
+        let node = *self.copies.get(number)?;
+        // SAFETY: all fields are plain numbers and pointers, for which zero is a value.
+        let mut copy: sys::CUDA_MEMCPY3D = unsafe { std::mem::zeroed() };
+        copy.srcMemoryType = sys::CUmemorytype::CU_MEMORYTYPE_HOST;
+        copy.srcHost = from.as_ptr().cast();
+        copy.dstMemoryType = sys::CUmemorytype::CU_MEMORYTYPE_DEVICE;
+        copy.dstDevice = to;
+        (copy.WidthInBytes, copy.Height, copy.Depth) = (from.len(), 1, 1);
+        // SAFETY: the node is one of the graph's; source and target are as in the recorded copy, whose caller vouched
+        // for them.
+        let set = unsafe { sys::cuGraphExecMemcpyNodeSetParams(self.exec, node, &copy, context.raw()) };
+        Some(set.result().is_ok())
     }
 
     pub(super) fn launch(&self, context: &Context, stream: sys::CUstream) -> Result<(), DeviceError> {

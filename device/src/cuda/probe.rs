@@ -10,7 +10,7 @@ const DRIVER_MIN: u32 = 12_040;
 const CAPABILITY_MIN: (u32, u32) = (8, 0);
 
 /// Every driver function that this crate calls; a driver without one of them is not used.
-pub const DRIVER_FUNCTIONS: [&str; 57] = [
+pub const DRIVER_FUNCTIONS: [&str; 59] = [
     "cuInit",
     "cuDriverGetVersion",
     "cuGetErrorName",
@@ -46,6 +46,7 @@ pub const DRIVER_FUNCTIONS: [&str; 57] = [
     "cuStreamWriteValue32_v2",
     "cuStreamBeginCapture_v2",
     "cuStreamEndCapture",
+    "cuStreamGetCaptureInfo_v2",
     "cuEventCreate",
     "cuEventRecord",
     "cuEventQuery",
@@ -61,6 +62,7 @@ pub const DRIVER_FUNCTIONS: [&str; 57] = [
     "cuLaunchKernel",
     "cuGraphInstantiateWithFlags",
     "cuGraphLaunch",
+    "cuGraphExecMemcpyNodeSetParams",
     "cuGraphUpload",
     "cuGraphExecDestroy",
     "cuGraphDestroy",

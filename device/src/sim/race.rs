@@ -10,8 +10,11 @@ use std::ops::Range;
 
 use crate::gpu::Access;
 
-/// The host and at most this many streams less one.
-pub const AGENTS: usize = 8;
+/// The host, the carrier of pageable memory, and at most this many streams less two.
+pub const AGENTS: usize = 10;
+
+/// The carrier's index.
+pub const CARRIER: usize = AGENTS - 1;
 
 /// The host's index; stream s is s + 1.
 pub const HOST: usize = 0;

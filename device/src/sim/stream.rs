@@ -177,6 +177,7 @@ impl Worker {
                 span.bytes().ok_or(DeviceError::GpuAddress { address: span.range.start as u64, bytes })?
             }
             CopySource::Mapped { start, bytes } => task.read(*start, *bytes)?,
+            CopySource::Pageable(_) => return Err(crate::timeline::pageable()),
         };
         task.write(to, bytes.len() as u64)?.copy_from_slice(bytes);
         let mut state = machine.shared.lock();

@@ -4,6 +4,7 @@
 //! The rule of this file: a part is refilled only when the kernel that reads it is done. Not here: slots and their
 //! readers (`timeline.rs`).
 
+use super::bounce::Bounce;
 use crate::DeviceError;
 use crate::gpu::{CopySource, DevicePtr, EventId, Gpu, Launch, StreamId};
 
@@ -19,21 +20,21 @@ pub struct StagingPart(pub usize);
 pub enum FillStep {
     /// The copy engine brings bytes to their place in the slot.
     Copy(DevicePtr, CopySource),
-    /// The copy engine brings bytes to a part of the staging area, and an operator writes them to their place.
-    Unpack(Arrival),
+    /// The copy engine brings bytes to an address in a part of the staging area.
+    Stage(StagingPart, DevicePtr, CopySource),
+    /// An operator writes what has come to a part to its place. What comes to the part later waits for it, so parts
+    /// should take turns.
+    Unpack(StagingPart, Launch),
 }
 
-/// A piece that is unpacked.
-#[derive(Clone)]
-pub struct Arrival {
-    /// Which part it comes to. Pieces that follow each other take different ones, else the link waits.
-    pub part: StagingPart,
-    /// The part's first byte.
-    pub to: DevicePtr,
-    /// What comes.
-    pub from: CopySource,
-    /// What writes it to the slot.
-    pub unpack: Launch,
+impl FillStep {
+    /// Where a copy goes and what it reads.
+    pub fn copy(&self) -> Option<(DevicePtr, &CopySource)> {
+        match self {
+            FillStep::Copy(to, from) | FillStep::Stage(_, to, from) => Some((*to, from)),
+            FillStep::Unpack(..) => None,
+        }
+    }
 }
 
 /// The two streams that fill slots.
@@ -54,41 +55,57 @@ struct Part {
 }
 
 /// The parts with the events that order their use.
-#[derive(Debug)]
 pub(super) struct Staging {
     parts: Vec<Part>,
     /// After copies that need no unpacking.
     copied: EventId,
+    /// For memory that is not pinned.
+    bounce: Option<Bounce>,
 }
 
 impl Staging {
     pub(super) fn new(gpu: &dyn Gpu) -> Result<Self, DeviceError> {
         let part = |_| Ok(Part { copied: gpu.new_event()?, unpacked: gpu.new_event()?, is_read: false });
         let parts = (0..STAGING_PARTS).map(part).collect::<Result<_, DeviceError>>()?;
-        Ok(Self { parts, copied: gpu.new_event()? })
+        Ok(Self { parts, copied: gpu.new_event()?, bounce: None })
+    }
+
+    pub(super) fn allow_pageable(&mut self, bounce: Bounce) {
+        self.bounce = Some(bounce);
     }
 
     /// Queues steps.
     pub(super) fn queue(&mut self, gpu: &dyn Gpu, lanes: Lanes, steps: &[FillStep]) -> Result<(), DeviceError> {
         steps.iter().try_for_each(|step| match step {
-            FillStep::Copy(to, from) => gpu.copy_to_gpu(lanes.transfer, *to, from),
-            FillStep::Unpack(arrival) => self.arrive(gpu, lanes, arrival),
+            FillStep::Copy(to, from) => self.copy(gpu, lanes, *to, from),
+            FillStep::Stage(part, to, from) => {
+                let part = self.part(*part)?;
+                if std::mem::take(&mut part.is_read) {
+                    gpu.wait_event(lanes.transfer, part.unpacked)?;
+                }
+                self.copy(gpu, lanes, *to, from)
+            }
+            FillStep::Unpack(part, launch) => {
+                let part = self.part(*part)?;
+                gpu.record(lanes.transfer, part.copied)?;
+                gpu.wait_event(lanes.unpack, part.copied)?;
+                gpu.launch(lanes.unpack, launch)?;
+                part.is_read = true;
+                gpu.record(lanes.unpack, part.unpacked)
+            }
         })
     }
 
-    fn arrive(&mut self, gpu: &dyn Gpu, lanes: Lanes, arrival: &Arrival) -> Result<(), DeviceError> {
-        let number = arrival.part.0;
-        let part = self.parts.get_mut(number).ok_or_else(|| no_part(number))?;
-        if std::mem::take(&mut part.is_read) {
-            gpu.wait_event(lanes.transfer, part.unpacked)?;
+    fn copy(&mut self, gpu: &dyn Gpu, lanes: Lanes, to: DevicePtr, from: &CopySource) -> Result<(), DeviceError> {
+        match (from, &mut self.bounce) {
+            (CopySource::Pageable(span), Some(bounce)) => bounce.copy(gpu, lanes.transfer, to, span),
+            _ => gpu.copy_to_gpu(lanes.transfer, to, from),
         }
-        gpu.copy_to_gpu(lanes.transfer, arrival.to, &arrival.from)?;
-        gpu.record(lanes.transfer, part.copied)?;
-        gpu.wait_event(lanes.unpack, part.copied)?;
-        gpu.launch(lanes.unpack, &arrival.unpack)?;
-        gpu.record(lanes.unpack, part.unpacked)?;
-        part.is_read = true;
-        Ok(())
+    }
+
+    fn part(&mut self, part: StagingPart) -> Result<&mut Part, DeviceError> {
+        let no_part = || DeviceError::Timeline { what: format!("there is no part {} of the staging area", part.0) };
+        self.parts.get_mut(part.0).ok_or_else(no_part)
     }
 
     /// Copies queued from now on wait for all unpacking so far.
@@ -110,8 +127,4 @@ impl Staging {
     pub(super) fn clear(&mut self) {
         self.parts.iter_mut().for_each(|part| part.is_read = false);
     }
-}
-
-fn no_part(number: usize) -> DeviceError {
-    DeviceError::Timeline { what: format!("there is no part {number} of the staging area") }
 }

@@ -2,16 +2,16 @@
 //! the same items in the same place share them. Not here: when they are queued (`driver.rs`). Next: `sim.rs`.
 
 use super::crossings::{Crossing, ItemAccess, Side, ops};
-use super::fills::{Fill, WholeFill};
+use super::fills::{Fill, FillKind};
 use super::memory::{GpuMemory, matrix_bytes};
 use super::ops::{GpuWeight, Move, OpEnv, OpMaker, Sizes};
 use super::routed::{RoutedFill, RoutedStack};
 use super::script::{Command, Scene, Script};
-use super::staging::{PartCycle, StagingArea, Unpacker};
+use super::staging::{HostCopies, PartCycle, StagingArea};
 use crate::Error;
 use crate::exec::WeightStore;
 use crate::exec::shared::Place;
-use device::gpu::{CopySource, DevicePtr, GpuOp, HostSpan, MappedRegion};
+use device::gpu::{DevicePtr, GpuOp, HostSpan, MappedRegion};
 use device::timeline::FillStep;
 use plan_format::WeightId;
 use plan_format::arena::Arena;
@@ -43,6 +43,8 @@ pub struct Binder<'a> {
     pub staging: StagingArea,
     /// The host's arena as the GPU reaches it.
     pub host_arena: MappedRegion,
+    /// Whether the copy engine reads host weights as they lie.
+    pub host_copies: HostCopies,
     /// Tables of streamed experts in mapped memory, with their offsets by item.
     pub tables: (Option<MappedRegion>, &'a [Option<u64>]),
     /// Who makes operators.
@@ -58,8 +60,8 @@ pub struct Bound {
     pub script: Script,
     /// By command; empty for those that launch nothing.
     pub operators: Vec<Operators>,
-    /// By promotion.
-    pub fills: Vec<Fill>,
+    /// By promotion: the number of its fill in [`Made::distinct`].
+    pub fills: Vec<usize>,
     /// Slot of each promotion.
     pub slots: Vec<usize>,
     /// Item of each promotion.
@@ -74,9 +76,9 @@ type Lies = Vec<(DevicePtr, usize)>;
 pub struct Made {
     runs: HashMap<(Range<usize>, Lies), Operators>,
     moves: Vec<(Side, Vec<Crossing>, Operators)>,
-    fills: HashMap<(usize, Lies), usize>,
-    /// Fills that are the same in every round.
-    pub whole: Vec<WholeFill>,
+    fills: HashMap<(usize, bool, Lies), usize>,
+    /// Fills that schedules share.
+    pub distinct: Vec<Fill>,
 }
 
 impl<'a> Binder<'a> {
@@ -131,10 +133,11 @@ impl<'a> Binder<'a> {
             })
         });
         let operators = operators.collect::<Result<Vec<_>, Error>>()?;
-        let fills = promotions.iter().zip(&streamed).zip(&routed).map(|((promotion, weights), ids)| match ids {
-            Some(ids) => Ok(Fill::Routed(Box::new(self.routed_fill(promotion.item.index(), weights, *ids)?))),
-            None => Ok(Fill::Whole(self.whole_fill(promotion.item.index(), weights, made)?)),
-        });
+        let fills = promotions
+            .iter()
+            .zip(&streamed)
+            .zip(&routed)
+            .map(|((promotion, weights), ids)| self.shared_fill(promotion.item.index(), weights, *ids, made));
         let fills = fills.collect::<Result<Vec<_>, Error>>()?;
         let slots = promotions.iter().map(|promotion| promotion.slot.index()).collect();
         let items = promotions.iter().map(|promotion| promotion.item.0).collect();
@@ -234,16 +237,19 @@ impl<'a> Binder<'a> {
         self.tables.0.zip(self.tables.1[item])
     }
 
-    /// The number of a fill with everything.
-    fn whole_fill(&self, item: usize, weights: &Streamed, made: &mut Made) -> Result<usize, Error> {
-        let key = (item, lies(weights));
+    /// The number of a fill: schedules that stream an item to the same place share it.
+    fn shared_fill(&self, item: usize, weights: &Streamed, ids: Option<View>, made: &mut Made) -> Result<usize, Error> {
+        let key = (item, ids.is_some(), lies(weights));
         if let Some(&known) = made.fills.get(&key) {
             return Ok(known);
         }
-        let steps = self.fill(weights, &mut self.staging.cycle())?;
-        made.whole.push(WholeFill::new(steps));
-        made.fills.insert(key, made.whole.len() - 1);
-        Ok(made.whole.len() - 1)
+        let kind = match ids {
+            Some(ids) => FillKind::Routed(Box::new(self.routed_fill(item, weights, ids)?)),
+            None => FillKind::Whole(self.fill(weights, &mut self.staging.cycle())?),
+        };
+        made.distinct.push(Fill::new(kind, self.host_copies));
+        made.fills.insert(key, made.distinct.len() - 1);
+        Ok(made.distinct.len() - 1)
     }
 
     /// How a slot gets the experts that a round chooses.
@@ -256,16 +262,8 @@ impl<'a> Binder<'a> {
         let offset_bytes = base_bytes + ids.first_col as usize * 4;
         let mut cycle = self.staging.cycle();
         let whole = self.fill(&whole, &mut cycle)?;
-        let mut routed = stacks.iter().map(|(weight, place)| self.routed_stack(*weight, *place));
-        let mut routed = routed.by_ref().collect::<Result<Vec<_>, Error>>()?;
-        // The pieces of one expert follow those of the expert before it.
-        for slice in 0..stacks.iter().map(|(_, place)| place.room).max().unwrap_or(0) {
-            for (stack, (_, place)) in routed.iter_mut().zip(&stacks) {
-                if slice < place.room && self.maker.unpacks(&place.shape) {
-                    stack.unpackers.push(self.staging.unpackers(self.maker, place, slice, &mut cycle)?);
-                }
-            }
-        }
+        let routed = stacks.iter().map(|(weight, place)| self.routed_stack(*weight, *place, &mut cycle));
+        let routed = routed.collect::<Result<Vec<_>, Error>>()?;
         Ok(RoutedFill {
             ids: Place { base_bytes, offset_bytes, stride, ..Place::rows_of(ids.cols as usize) },
             ids_start: self.host_arena.device.offset(base_bytes as u64),
@@ -273,13 +271,16 @@ impl<'a> Binder<'a> {
             experts: stacks.first().map_or(0, |(_, place)| place.shape.stack),
             stacks: routed,
             table,
+            host_copies: self.host_copies,
         })
     }
 
-    fn routed_stack(&self, weight: WeightId, place: GpuWeight) -> Result<RoutedStack, Error> {
+    fn routed_stack(&self, weight: WeightId, place: GpuWeight, cycle: &mut PartCycle) -> Result<RoutedStack, Error> {
         let host = self.host_span(weight)?;
         let host_stride = matrix_bytes(&place.shape, Layout::CpuPanel16)? as usize;
-        Ok(RoutedStack { host, host_stride, place, unpackers: Vec::new() })
+        let unpacks = self.maker.unpacks(&place.shape);
+        let passage = unpacks.then(|| self.staging.passage(self.maker, &place, cycle)).transpose()?;
+        Ok(RoutedStack { host, host_stride, place, passage })
     }
 
     fn host_span(&self, weight: WeightId) -> Result<HostSpan, Error> {
@@ -292,15 +293,9 @@ impl<'a> Binder<'a> {
         let mut steps = Vec::new();
         for (weight, place) in weights {
             let host = self.host_span(*weight)?;
-            if !self.maker.unpacks(&place.shape) {
-                steps.push(FillStep::Copy(place.start, CopySource::Span(host)));
-                continue;
-            }
-            let host_stride = matrix_bytes(&place.shape, Layout::CpuPanel16)? as usize;
-            for slice in 0..place.shape.stack {
-                let start = host.range.start + slice * host_stride;
-                let unpackers = self.staging.unpackers(self.maker, place, slice, cycle)?;
-                steps.extend(unpackers.iter().map(|unpacker: &Unpacker| unpacker.step(&host.region, start)));
+            match self.maker.unpacks(&place.shape) {
+                true => steps.extend(self.staging.whole((self.maker, self.host_copies), place, &host, cycle)?),
+                false => steps.push(FillStep::Copy(place.start, self.host_copies.source(host))),
             }
         }
         Ok(steps)

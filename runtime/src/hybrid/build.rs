@@ -13,7 +13,7 @@ use super::memory::{GpuMap, GpuMemory, Tenants, matrix_bytes};
 use super::ops::{OpMaker, RoundArgs, Sizes, WeightShape};
 use super::select::Selector;
 use super::shrink::with_slots;
-use super::staging::StagingArea;
+use super::staging::{HostCopies, StagingArea};
 use crate::Error;
 use crate::exec::prepare::{Limits, Prepared};
 use crate::exec::shared::Shared;
@@ -119,6 +119,7 @@ impl Hybrid {
         let sizes = sizes(plan, limits);
         let trig_bytes: Vec<u64> = prepared.sizes.trig.iter().map(|&bytes| bytes as u64).collect();
         let mut notes: Vec<String> = pin(&*gpu, weights)?.into_iter().collect();
+        let host_copies = if notes.is_empty() { HostCopies::Direct } else { HostCopies::Bounced };
         let memory = tenants.move_in(&*gpu, &*maker, &input_layout, &trig_bytes, &sizes)?;
         notes.extend(fewer_slots(&memory, slots));
         let plan = &*with_slots(plan, memory.slot_count);
@@ -139,6 +140,7 @@ impl Hybrid {
             weights,
             memory: &memory,
             staging,
+            host_copies,
             host_arena,
             tables,
             maker: &*maker,
@@ -321,9 +323,12 @@ fn drive(
     let (from, bytes) = inputs.device();
     let mut prologue = vec![binder.maker.copier(from, binder.memory.inputs.start, bytes)?];
     prologue.extend(rest);
-    let timeline = Timeline::new(Arc::clone(gpu), plan.slots.slots.len(), SILENCE_MAX)?;
+    let mut timeline = Timeline::new(Arc::clone(gpu), plan.slots.slots.len(), SILENCE_MAX)?;
+    if binder.host_copies == HostCopies::Bounced {
+        timeline.allow_pageable()?;
+    }
     let (host_arena, values) = (binder.host_arena.device, mapped_memory(gpu, binder.host_arena));
-    let fills = Fills::new(made.whole);
+    let fills = Fills::new(made.distinct);
     let parts = Parts { timeline, bound, fills, prologue, inputs, host_arena, values, hand_over };
     Ok(Driver::new(parts, &plan.program, &plan.arena.offsets_bytes))
 }

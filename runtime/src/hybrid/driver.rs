@@ -8,7 +8,7 @@
 use super::adapt::{Resource, Sample};
 use super::bound::Bound;
 use super::crossings::Side;
-use super::fills::{Fill, Fills};
+use super::fills::Fills;
 use super::inputs::Inputs;
 use super::marks::{Marks, Timing};
 use super::ops::RoundArgs;
@@ -99,14 +99,11 @@ const PROBED_ONE_IN: u32 = 16;
 
 impl Probe {
     /// The one with the fewest bytes.
-    fn smallest(bound: &[Bound], program: &Program) -> Option<Probe> {
+    fn smallest(bound: &[Bound], fills: &Fills, program: &Program) -> Option<Probe> {
         let of_schedule = |(schedule, bound): (usize, &Bound)| {
-            let whole = |(promotion, fill): (usize, &Fill)| match fill {
-                Fill::Whole(_) => {
-                    let item = &program.items[bound.items[promotion] as usize];
-                    Some((program.item_weight_bytes(item), Probe { schedule, promotion }))
-                }
-                Fill::Routed(_) => None,
+            let whole = |(promotion, fill): (usize, &usize)| {
+                let item = &program.items[bound.items[promotion] as usize];
+                fills.is_whole(*fill).then(|| (program.item_weight_bytes(item), Probe { schedule, promotion }))
             };
             bound.fills.iter().enumerate().filter_map(whole).min_by_key(|(bytes, _)| *bytes)
         };
@@ -156,9 +153,7 @@ impl Driver {
         let most = |of: fn(&Command) -> bool| {
             bound.iter().map(|bound| bound.script.commands.iter().filter(|command| of(command)).count()).max()
         };
-        let mut fills = fills;
-        fills.reserve(bound.iter().flat_map(|bound| &bound.fills));
-        let probe = Probe::smallest(&bound, program);
+        let probe = Probe::smallest(&bound, &fills, program);
         let waits = most(|command| matches!(command, Command::WaitCpu(_))).unwrap_or(0);
         let signals = most(|command| matches!(command, Command::Signal(_))).unwrap_or(0);
         Self {
@@ -259,7 +254,7 @@ impl Driver {
         let mark = self.marks.take(&*self.gpu)?;
         let begun = mark.map(|mark| mark.begin);
         let ids = (&self.host_arena, turn.args.tokens as usize);
-        self.fills.queue(&mut self.timeline, slot, &bound.fills[promotion], ids, begun)?;
+        self.fills.queue(&mut self.timeline, slot, bound.fills[promotion], ids, begun)?;
         if let Some(mark) = mark {
             self.gpu.record(self.timeline.transfer_stream(), mark.end)?;
             let item = bound.items[promotion];

@@ -2,10 +2,10 @@
 //! tells the GPU. Not here: when the host knows them (`script.rs`). Next: `driver.rs`.
 
 use super::ops::GpuWeight;
-use super::staging::Unpacker;
+use super::staging::{HostCopies, Passage};
 use crate::Error;
 use crate::exec::shared::{Place, Shared};
-use device::gpu::{Access, CopySource, DevicePtr, Gpu, HostSpan, MappedRegion};
+use device::gpu::{Access, DevicePtr, Gpu, HostSpan, MappedRegion};
 use device::timeline::FillStep;
 use std::sync::Arc;
 
@@ -23,6 +23,8 @@ pub struct RoutedFill {
     pub table: (MappedRegion, u64),
     /// Experts of the layer.
     pub experts: usize,
+    /// How the copy engine reaches them.
+    pub host_copies: HostCopies,
 }
 
 /// A stack of experts on its way to a slot.
@@ -33,15 +35,20 @@ pub struct RoutedStack {
     pub host_stride: usize,
     /// Where they go.
     pub place: GpuWeight,
-    /// By place in the slot: pieces through the staging area with what unpacks them; empty where the copy engine writes
-    /// the slot.
-    pub unpackers: Vec<Vec<Unpacker>>,
+    /// How they pass through the staging area; `None` = the copy engine writes the slot.
+    pub passage: Option<Passage>,
 }
 
 impl RoutedFill {
-    /// The steps of this round's fill, appended; the table is written. Errors: an id that is no expert, more experts
-    /// than the slot holds, a simulated GPU that finds a race.
-    pub fn steps(&self, gpu: &dyn Gpu, arena: &Shared, tokens: usize, steps: &mut Vec<FillStep>) -> Result<(), Error> {
+    /// Which experts the round has chosen: `chosen` gets them in the order of their places, and the table is written.
+    /// Returns how many. Errors: an id that is no expert, a simulated GPU that finds a race.
+    pub fn choose(
+        &self,
+        gpu: &dyn Gpu,
+        arena: &Shared,
+        tokens: usize,
+        chosen: &mut Vec<usize>,
+    ) -> Result<usize, Error> {
         let row_bytes = self.ids.stride as u64 * 4;
         gpu.host_touches(self.ids_start, tokens as u64 * row_bytes, Access::Read)?;
         let (mapped, offset) = self.table;
@@ -55,47 +62,49 @@ impl RoutedFill {
         // over.
         let ids = unsafe { arena.view::<i32>(self.ids, 0..tokens) };
         table.fill(-1);
-        let mut used = 0;
-        steps.extend(self.whole.iter().cloned());
+        chosen.clear();
         for &id in (0..tokens).flat_map(|token| ids.row(token)) {
             let expert = usize::try_from(id).ok().filter(|&expert| expert < self.experts);
             let expert =
                 expert.ok_or(Error::Program { what: "a router chose an expert that the layer does not have" })?;
             if table[expert] < 0 {
-                self.bring(expert, used as usize, steps)?;
-                table[expert] = used;
-                used += 1;
+                table[expert] = chosen.len() as i32;
+                chosen.push(expert);
+            }
+        }
+        Ok(chosen.len())
+    }
+
+    /// The steps that bring these experts to the first places of the slot, appended. Errors: more than it holds.
+    pub fn steps(&self, chosen: &[usize], steps: &mut Vec<FillStep>) -> Result<(), Error> {
+        if chosen.len() > self.room() {
+            return Err(Error::Program { what: "a round chose more experts than its slot holds" });
+        }
+        steps.extend(self.whole.iter().cloned());
+        for stack in &self.stacks {
+            let starts = chosen.iter().map(|expert| stack.host.range.start + expert * stack.host_stride);
+            match &stack.passage {
+                Some(passage) => {
+                    passage.steps((self.host_copies, &stack.host.region), stack.host_stride, starts, steps);
+                }
+                None => steps.extend(starts.enumerate().map(|(place, start)| {
+                    let to = stack.place.start.offset(place as u64 * stack.place.stride_bytes);
+                    let (region, range) = (Arc::clone(&stack.host.region), start..start + stack.host_stride);
+                    FillStep::Copy(to, self.host_copies.source(HostSpan { region, range }))
+                })),
             }
         }
         Ok(())
     }
 
-    /// Steps that bring one expert to its place in the slot.
-    fn bring(&self, expert: usize, place: usize, steps: &mut Vec<FillStep>) -> Result<(), Error> {
-        for stack in &self.stacks {
-            if place >= stack.place.room {
-                return Err(Error::Program { what: "a round chose more experts than its slot holds" });
-            }
-            let first = stack.host.range.start + expert * stack.host_stride;
-            let region = &stack.host.region;
-            match stack.unpackers.get(place) {
-                None => {
-                    let to = stack.place.start.offset(place as u64 * stack.place.stride_bytes);
-                    let span = HostSpan { region: Arc::clone(region), range: first..first + stack.host_stride };
-                    steps.push(FillStep::Copy(to, CopySource::Span(span)));
-                }
-                Some(pieces) => steps.extend(pieces.iter().map(|piece| piece.step(region, first))),
-            }
-        }
-        Ok(())
+    /// Experts that the slot holds.
+    pub fn room(&self) -> usize {
+        self.stacks.iter().map(|stack| stack.place.room).min().unwrap_or(0)
     }
 
     /// Steps of the largest fill.
     pub fn steps_max(&self) -> usize {
-        let of_stack = |stack: &RoutedStack| {
-            let pieces = stack.unpackers.first().map_or(1, Vec::len);
-            stack.place.room * pieces
-        };
+        let of_stack = |stack: &RoutedStack| stack.passage.as_ref().map_or(stack.place.room, Passage::steps_max);
         self.whole.len() + self.stacks.iter().map(of_stack).sum::<usize>()
     }
 }

@@ -255,6 +255,7 @@ impl Gpu for EmulatedGpu {
             Box::new(move |_| {
                 let bytes = match &from {
                     CopySource::Span(span) => span.bytes().expect("inside the region"),
+                    CopySource::Pageable(_) => panic!("memory that is not pinned"),
                     // SAFETY: mapped memory lives as long as the GPU.
                     CopySource::Mapped { start, bytes } => unsafe {
                         std::slice::from_raw_parts(start.0 as *const u8, *bytes as usize)
