@@ -1,6 +1,6 @@
 //! What `ats-plan` and `ats-run` share where they meet people and files: failures with exit codes, output that appears
-//! whole, progress, command lines, completions and man pages, the user's folders, and the fingerprint of this machine and its
-//! GPU code, on which both must agree.
+//! whole, progress, command lines, completions and man pages, the user's folders, and the fingerprint of this machine
+//! and its GPU code, on which both must agree.
 //!
 //! It knows no model, no plan and no command. Next: `failure.rs`, `machine.rs`.
 

@@ -229,11 +229,7 @@ fn attention_launches(
     let method = Method::for_shape(shape, ty, tokens);
     let (sums, scales) = Partials::bytes_per_token(shape, context);
     let split = u64::from(method == Method::Split) * u64::from(tokens);
-    let partials = Partials {
-        sums: lab.room(sums * split)?,
-        scales: lab.room(scales * split)?,
-        slots: context,
-    };
+    let partials = Partials { sums: lab.room(sums * split)?, scales: lab.room(scales * split)?, slots: context };
     let inputs = RoundInputs {
         positions: lab.put_i32(&positions[(context - tokens) as usize..])?,
         sequences: lab.put_i32(&zeros)?,
