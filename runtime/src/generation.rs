@@ -4,6 +4,7 @@
 
 use crate::Error;
 use crate::engine::{Engine, Sequence, Wanted};
+use crate::quantiles::Quantiles;
 use device::clock::{Clock, Nanos};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -85,6 +86,8 @@ pub struct Outcome {
     pub generated_tokens: usize,
     /// Where the time went.
     pub timing: Timing,
+    /// Times of the tokens that were decoded one at a time; on a simulated machine by its clock.
+    pub token_times: Quantiles,
 }
 
 /// Generates until the text ends or the listener stops it. The sequence then holds the prompt and all generated tokens
@@ -104,7 +107,7 @@ pub fn generate(
     sampler.observe_prompt(&prompt);
     let mut stream = TextStream::new(&tokenizer, &prompt, request.options);
     let mut logits = Vec::with_capacity(engine.vocab());
-    let watch = Watch::start(engine);
+    let (watch, mut times_us) = (Watch::start(engine), Vec::new());
     let mut flow = prefill(engine, sequence, request, &mut logits, listener)?;
     timing.add_prompt(&watch);
     timing.prompt_tokens = sequence.tokens.len() - timing.reused_tokens;
@@ -116,6 +119,7 @@ pub fn generate(
             let watch = Watch::start(engine);
             feed(engine, sequence, &[token.id.0], &mut logits)?;
             timing.add_decode(&watch);
+            times_us.push(watch.micros());
             timing.decode_tokens += 1;
         }
     }
@@ -123,7 +127,8 @@ pub fn generate(
         listener.stopped(&stream.cancel());
     }
     let finish = stream.finished().unwrap_or(Finish::Cancelled);
-    Ok(Outcome { finish, generated_tokens: stream.generated_tokens(), timing })
+    let token_times = Quantiles::of(times_us);
+    Ok(Outcome { finish, generated_tokens: stream.generated_tokens(), timing, token_times })
 }
 
 fn check(engine: &Engine, prompt: &[u32]) -> Result<(), Error> {
@@ -197,6 +202,11 @@ impl Watch {
     fn start(engine: &Engine) -> Self {
         let simulated = engine.simulated_clock();
         Watch { start: Instant::now(), simulated: simulated.map(|clock| (clock.clone(), clock.now())) }
+    }
+
+    /// Microseconds so far, of the simulated machine if there is one.
+    fn micros(&self) -> f64 {
+        self.simulated().unwrap_or_else(|| self.start.elapsed()).as_secs_f64() * 1e6
     }
 
     fn simulated(&self) -> Option<Duration> {

@@ -68,7 +68,6 @@ fn check_others(slots: u64, notes: usize) {
     );
     let got = feed(&mut executor, &ids, 0, 1).expect("good rounds");
     assert!(got == expected, "{slots} slots");
-    assert!(gpu.clock().now() >= calm.clock().now());
 }
 
 #[test]

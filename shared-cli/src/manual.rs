@@ -55,7 +55,8 @@ pub fn man(args: &ManArgs, command: Command) -> Result<(), Failure> {
 /// Name and text of every page, `ats-run.1` and `ats-run-chat.1`.
 fn man_pages(mut command: Command) -> Result<Vec<(String, Vec<u8>)>, Failure> {
     command.build();
-    let below: Vec<Command> = command.get_subcommands().filter(|sub| sub.get_name() != "help").cloned().collect();
+    let is_for_people = |sub: &&Command| sub.get_name() != "help" && !sub.is_hide_set();
+    let below: Vec<Command> = command.get_subcommands().filter(is_for_people).cloned().collect();
     let all = std::iter::once(command).chain(below);
     all.map(page).collect()
 }
@@ -74,7 +75,11 @@ mod tests {
 
     fn program() -> Command {
         let run = Command::new("run").about("Runs it.").arg(Arg::new("speed").long("speed").help("How fast."));
-        Command::new("toy").about("A toy.").subcommand(run).subcommand(Command::new("stop"))
+        Command::new("toy")
+            .about("A toy.")
+            .subcommand(run)
+            .subcommand(Command::new("stop"))
+            .subcommand(Command::new("inner").hide(true))
     }
 
     #[test]

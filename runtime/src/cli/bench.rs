@@ -3,8 +3,9 @@
 
 use super::common::{ModelArgs, TraceArgs, exactness};
 use super::timeline::TimelineArgs;
-use super::{Failure, bench_kernels};
+use super::{Failure, bench_kernels, residence};
 use crate::engine::{Engine, Overrides, Sequence, Wanted, isa_from_environment};
+use crate::quantiles::Quantiles;
 use clap::{Args, ValueEnum};
 use device::clock::Clock;
 use kernels::cases::SPEED_TYPES;
@@ -76,6 +77,15 @@ struct Row {
     median_tokens_per_s: f64,
     least_tokens_per_s: f64,
     most_tokens_per_s: f64,
+    /// Times of single tokens in all repetitions, and who made them; of decoding only.
+    tokens: Option<(Quantiles, String)>,
+}
+
+/// What one test measured.
+#[derive(Default)]
+struct Measured {
+    rates: Vec<f64>,
+    token_us: Vec<f64>,
 }
 
 /// Measures and prints.
@@ -92,12 +102,16 @@ pub fn run(args: &BenchArgs) -> Result<(), Failure> {
     args.trace.begin(&mut engine, &[])?;
     let mut rows = Vec::new();
     if args.prompt > 0 {
-        let rates = measure(args, &mut engine, Test::Prefill)?;
-        rows.push(Row::new(format!("pp{} @ d{}", args.prompt, args.depth), rates));
+        let rates = measure(args, &mut engine, Test::Prefill)?.rates;
+        rows.push(Row::new(format!("pp{} @ d{}", args.prompt, args.depth), rates, None));
     }
     if args.generate > 0 {
-        let rates = measure(args, &mut engine, Test::Decode)?;
-        rows.push(Row::new(format!("tg{} @ d{}", args.generate, args.depth), rates));
+        let before = engine.executor().residence();
+        let Measured { rates, token_us } = measure(args, &mut engine, Test::Decode)?;
+        let tokens = residence::since(&before, &engine.executor().residence());
+        let residence = residence::text(&tokens, &residence::schedules(&engine));
+        let tokens = Some((Quantiles::of(token_us), residence));
+        rows.push(Row::new(format!("tg{} @ d{}", args.generate, args.depth), rates, tokens));
     }
     args.trace.end(&engine)?;
     if args.switches {
@@ -112,6 +126,7 @@ pub fn run(args: &BenchArgs) -> Result<(), Failure> {
     };
     if !rows.is_empty() {
         print(args.format, &rows, (&model, &how))?;
+        engine.executor().switches().0.iter().for_each(say);
     }
     args.load.run(&mut engine, args.depth, format!("{model}, {how}"))
 }
@@ -166,8 +181,9 @@ fn switches(engine: &mut Engine) -> Result<(), Failure> {
 }
 
 /// Tokens per second of each repetition after a warm-up; on a simulated machine by its clock.
-fn measure(args: &BenchArgs, engine: &mut Engine, test: Test) -> Result<Vec<f64>, Failure> {
-    let mut rates = Vec::new();
+fn measure(args: &BenchArgs, engine: &mut Engine, test: Test) -> Result<Measured, Failure> {
+    let mut measured = Measured::default();
+    let token_clock = engine.simulated_clock().unwrap_or_else(Clock::wall);
     for repetition in 0..=args.repetitions {
         let mut sequence = Sequence::default();
         engine.feed(&mut sequence, &synthetic(engine.vocab(), 0, args.depth), Wanted::Nothing, &mut |_, _| ())?;
@@ -179,17 +195,21 @@ fn measure(args: &BenchArgs, engine: &mut Engine, test: Test) -> Result<Vec<f64>
             Test::Prefill => engine.feed(&mut sequence, &tokens, Wanted::Last, &mut |_, _| ())?,
             Test::Decode => {
                 for token in &tokens {
+                    let start = token_clock.now();
                     engine.feed(&mut sequence, &[*token], Wanted::Last, &mut |_, _| ())?;
+                    if repetition > 0 {
+                        measured.token_us.push(token_clock.now().since(start).as_micros_f64());
+                    }
                 }
             }
         }
         if repetition > 0 {
             let simulated =
                 clock.zip(simulated_start).map(|(clock, start)| clock.now().since(start).as_micros_f64() / 1e6);
-            rates.push(count as f64 / simulated.unwrap_or_else(|| start.elapsed().as_secs_f64()));
+            measured.rates.push(count as f64 / simulated.unwrap_or_else(|| start.elapsed().as_secs_f64()));
         }
     }
-    Ok(rates)
+    Ok(measured)
 }
 
 /// Fixed tokens spread over the vocabulary: decode speed must not depend on what a model says.
@@ -198,10 +218,11 @@ pub fn synthetic(vocab: usize, first: usize, count: usize) -> Vec<u32> {
 }
 
 impl Row {
-    fn new(test: String, mut rates: Vec<f64>) -> Self {
+    fn new(test: String, mut rates: Vec<f64>, tokens: Option<(Quantiles, String)>) -> Self {
         rates.sort_by(f64::total_cmp);
         let (least, most) = (rates[0], rates[rates.len() - 1]);
-        Row { test, median_tokens_per_s: rates[rates.len() / 2], least_tokens_per_s: least, most_tokens_per_s: most }
+        let median_tokens_per_s = rates[rates.len() / 2];
+        Row { test, median_tokens_per_s, least_tokens_per_s: least, most_tokens_per_s: most, tokens }
     }
 }
 
@@ -210,16 +231,28 @@ fn print(format: Format, rows: &[Row], (model, how): (&str, &str)) -> Result<(),
     match format {
         Format::Md => {
             writeln!(out, "| model | how | test | tokens/s | least | most |\n| --- | --- | --- | --- | --- | --- |")?;
-            for Row { test, median_tokens_per_s, least_tokens_per_s, most_tokens_per_s } in rows {
+            for Row { test, median_tokens_per_s, least_tokens_per_s, most_tokens_per_s, .. } in rows {
                 let rates = format!("{median_tokens_per_s:.2} | {least_tokens_per_s:.2} | {most_tokens_per_s:.2}");
                 writeln!(out, "| {model} | {how} | {test} | {rates} |")?;
             }
+            for (row, (times, residence)) in rows.iter().filter_map(|row| Some((row, row.tokens.as_ref()?))) {
+                let residence = if residence.is_empty() { String::new() } else { format!("; {residence}") };
+                writeln!(out, "\n{}, {} tokens: {times}{residence}", row.test, times.count)?;
+            }
         }
         Format::Csv => {
-            writeln!(out, "model,how,test,median_tokens_per_s,least_tokens_per_s,most_tokens_per_s")?;
-            for Row { test, median_tokens_per_s, least_tokens_per_s, most_tokens_per_s } in rows {
+            writeln!(
+                out,
+                "model,how,test,median_tokens_per_s,least_tokens_per_s,most_tokens_per_s,token_p50_ms,token_p90_ms,\
+                 token_p99_ms,token_max_ms"
+            )?;
+            for row in rows {
+                let Row { test, median_tokens_per_s, least_tokens_per_s, most_tokens_per_s, tokens } = row;
                 let rates = format!("{median_tokens_per_s:.3},{least_tokens_per_s:.3},{most_tokens_per_s:.3}");
-                writeln!(out, "\"{model}\",\"{how}\",{test},{rates}")?;
+                let ms = |us: f64| format!("{:.4}", us / 1e3);
+                let times = tokens.as_ref().map(|(t, _)| [t.p50_us, t.p90_us, t.p99_us, t.max_us].map(ms).join(","));
+                let times = times.unwrap_or_else(|| ",,,".to_owned());
+                writeln!(out, "\"{model}\",\"{how}\",{test},{rates},{times}")?;
             }
         }
         Format::Json => {
@@ -231,12 +264,20 @@ fn print(format: Format, rows: &[Row], (model, how): (&str, &str)) -> Result<(),
 }
 
 fn json_row(row: &Row, model: &str, how: &str) -> serde_json::Value {
-    serde_json::json!({
+    let mut json = serde_json::json!({
         "model": model,
         "how": how,
         "test": row.test,
         "median_tokens_per_s": row.median_tokens_per_s,
         "least_tokens_per_s": row.least_tokens_per_s,
         "most_tokens_per_s": row.most_tokens_per_s,
-    })
+    });
+    if let Some((times, residence)) = &row.tokens {
+        let ms = |us: f64| us / 1e3;
+        json["token_ms"] = serde_json::json!({
+            "p50": ms(times.p50_us), "p90": ms(times.p90_us), "p99": ms(times.p99_us), "max": ms(times.max_us),
+        });
+        json["schedules"] = residence.as_str().into();
+    }
+    json
 }

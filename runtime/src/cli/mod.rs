@@ -13,6 +13,7 @@ mod load;
 mod logits;
 mod npy;
 mod perplexity;
+mod residence;
 mod sampling;
 mod terminal;
 mod timeline;

@@ -8,6 +8,7 @@ use crate::hybrid::select::Selector;
 use device::clock::Nanos;
 use device::evidence::Watch;
 use plan_format::artifact::Plan;
+use std::time::Duration;
 
 impl Executor {
     /// A CPU on its own takes its teams from the plan's schedules from now on, and changes them under load.
@@ -53,6 +54,11 @@ impl Executor {
         self.selector()?.unloaded(context_tokens)
     }
 
+    /// The longest that choosing a schedule has taken between two rounds, by this machine's clock.
+    pub fn slowest_choice(&self) -> Duration {
+        self.selector().map_or(Duration::ZERO, Selector::slowest_choice)
+    }
+
     /// Tokens that each schedule has decoded.
     pub fn residence(&self) -> Vec<u64> {
         self.selector().map_or(Vec::new(), Selector::residence)
@@ -60,7 +66,7 @@ impl Executor {
 
     /// What the last switch to another schedule took.
     pub fn switch_took(&self) -> Nanos {
-        self.hybrid.as_ref().map_or(Nanos(0), |hybrid| lock(&hybrid.driver).switch_took())
+        self.hybrid.as_ref().map_or(self.switch_took, |hybrid| lock(&hybrid.driver).switch_took())
     }
 
     /// Schedule of the last round, by number.

@@ -19,7 +19,7 @@ use crate::hybrid::adapt::{Resource, Sample};
 use crate::hybrid::build::{Hybrid, PartSteps};
 use crate::hybrid::select::Selector;
 use crate::hybrid::{GpuSide, Timing};
-use device::clock::Clock;
+use device::clock::{Clock, Nanos};
 use device::gpu::Gpu;
 use device::team::{Team, Worker};
 use kernels::cpu::Isa;
@@ -54,6 +54,8 @@ pub struct Executor {
     pub(super) selector: Option<Selector>,
     /// Without a GPU: schedule of the last round.
     pub(super) schedule: usize,
+    /// Without a GPU: what the last switch took.
+    pub(super) switch_took: Nanos,
     trace: Trace,
 }
 
@@ -143,6 +145,7 @@ impl Executor {
             hybrid,
             selector,
             schedule,
+            switch_took: Nanos(0),
             trace,
         }
     }
@@ -168,6 +171,9 @@ impl Executor {
         let schedule = selector.as_ref().map(|selector| selector.choose(round, start));
         if let (Some(selector), Some(schedule)) = (selector.as_ref(), schedule) {
             team.set_active(selector.threads(schedule));
+            if schedule != self.schedule {
+                self.switch_took = trace.now().since(start);
+            }
         }
         let (solo, trace) = (solo.as_ref().filter(|_| round.tokens.len() == 1), Some(&*trace));
         let context = Context { round, memory, states, weights, ropes, isa, precision, trace, solo };

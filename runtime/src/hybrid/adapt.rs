@@ -24,14 +24,20 @@ const ROUNDS_BETWEEN: f64 = 5.0;
 const GAIN_LEAST: f64 = 0.03;
 /// Schedules that are scored between two rounds: a few hundred microseconds.
 const SCORED_AT_ONCE: usize = 12;
+/// Rounds by which a look is put off at most.
+const POSTPONED_MOST: u32 = 12;
 /// Rounds after which a switch is judged by what it brought, and how much slower than before is a failure.
 const JUDGED_AFTER: u32 = 10;
-const WORSE: f64 = 1.05;
+const WORSE: f64 = 1.08;
 /// How far the load must have moved until a schedule that failed is taken again.
 const FORGOTTEN: f64 = 0.3;
 /// Switches that are remembered for people, and failures.
 const LOG_MOST: usize = 256;
 const FAILED_MOST: usize = 8;
+
+/// By resource: work that takes less than this share of a round, as expected and as measured, says nothing about load.
+/// Transfers are timed by themselves, and a probe is a small one.
+const LEAST_SHARE: [f64; 3] = [0.05, 0.05, 0.002];
 
 /// Whether a schedule's own contention for the DRAM shows in what is measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -97,11 +103,10 @@ pub struct Adaptive {
     schedules: Vec<Kept>,
     /// Threads of the largest team.
     threads_most: f64,
-    senses: Senses,
     /// Per phase: what was chosen last.
     chosen: Vec<(Phase, Chosen)>,
-    /// Schedule and case of the last round, and what its own contention makes of expected times.
-    running: Option<(usize, usize, [f64; 3])>,
+    /// The last round.
+    running: Option<Running>,
     scratch: Scratch,
     log: Vec<Switch>,
 }
@@ -113,15 +118,32 @@ struct Kept {
     prepared: Prepared,
 }
 
+/// What ran last.
+#[derive(Clone, Copy)]
+struct Running {
+    /// Its phase, by place in the list.
+    phase: usize,
+    schedule: usize,
+    case: usize,
+    /// What its own contention makes of expected times.
+    stretch: [f64; 3],
+    /// Expected times by resource that are too short to say anything.
+    least_us: [f64; 3],
+}
+
 /// What a phase runs.
 struct Chosen {
     schedule: usize,
+    /// Its rounds only: how far a plan is off may differ from phase to phase.
+    senses: Senses,
     /// Schedule that the regime map names for no load; another one means another context bucket.
     base: usize,
     looked_at: Nanos,
     /// The load at the last look.
     anchor: Conditions,
     look: Option<Look>,
+    /// Rounds by which a look has been put off because samples were still changing.
+    postponed: u32,
     /// The switch that is still to be judged.
     trial: Option<Trial>,
     /// Schedules that failed, and under which load.
@@ -156,6 +178,8 @@ struct Trial {
     /// Measured time of a round before.
     before_us: f64,
     rounds: u32,
+    /// The load as it was seen before: what another team sees of the same load differs.
+    seen: Conditions,
 }
 
 impl Conditions {
@@ -204,7 +228,6 @@ impl Adaptive {
             contention,
             threads_most: plan.schedules.iter().map(|schedule| f64::from(schedule.cpu_threads)).fold(1.0, f64::max),
             schedules: kept.collect::<Option<Vec<_>>>()?,
-            senses: Senses::default(),
             chosen: Vec::new(),
             running: None,
             scratch: Scratch::default(),
@@ -214,13 +237,19 @@ impl Adaptive {
 
     /// Takes in what the round that was chosen last measured.
     pub fn observe(&mut self, sample: &Sample) {
-        let stretch = self.running.map_or([1.0; 3], |(_, _, stretch)| stretch);
-        self.senses.observe(sample, stretch);
+        if let Some(Running { phase, stretch, least_us, .. }) = self.running {
+            self.chosen[phase].1.senses.observe(sample, stretch, least_us);
+        }
+    }
+
+    /// What the last round's phase has seen.
+    fn senses(&self) -> Option<&Senses> {
+        self.running.map(|running| &self.chosen[running.phase].1.senses)
     }
 
     /// Whether the next rounds should be timed: something may have changed.
     pub fn is_curious(&self) -> bool {
-        self.senses.is_odd()
+        self.senses().is_some_and(Senses::is_curious)
     }
 
     /// The schedule of the next round, which is `base` without load. `now` is the machine's time.
@@ -234,7 +263,7 @@ impl Adaptive {
         });
         self.time(index, now);
         let schedule = self.decide(index, base, (case, context_tokens), now);
-        self.run(schedule, case);
+        self.run(index, schedule, case);
         schedule
     }
 
@@ -251,7 +280,7 @@ impl Adaptive {
     }
 
     fn decide(&mut self, index: usize, base: usize, (case, context_tokens): (usize, u32), now: Nanos) -> usize {
-        let conditions = self.conditions();
+        let conditions = self.conditions(index);
         if self.chosen[index].1.base != base {
             self.another_bucket(index, base, conditions, case);
         }
@@ -266,10 +295,11 @@ impl Adaptive {
     }
 
     /// The load as it is seen now. More cores than the largest team wants do not matter.
-    fn conditions(&self) -> Conditions {
-        let (ratios, free_cores) = (self.senses.ratios(), self.senses.free_cores());
+    fn conditions(&self, index: usize) -> Conditions {
+        let senses = &self.chosen[index].1.senses;
+        let free_cores = senses.free_cores();
         let free_cores = if free_cores.is_finite() { free_cores.min(self.threads_most) } else { free_cores };
-        Conditions { ratios, free_cores, crowding: self.senses.crowding() }
+        Conditions { ratios: senses.ratios(), free_cores, crowding: senses.crowding() }
     }
 
     /// Without load the new bucket's own schedule is taken; under load all are scored.
@@ -299,7 +329,7 @@ impl Adaptive {
             chosen.failed.remove(0);
         }
         let failed = chosen.schedule;
-        chosen.failed.push((failed, conditions));
+        chosen.failed.push((failed, trial.seen));
         let cause = Cause::Failed(trial.before_us, measured_us);
         self.switch(index, trial.from, (cause, conditions), (measured_us, trial.before_us), context_tokens);
         self.chosen[index].1.trial = None;
@@ -313,9 +343,15 @@ impl Adaptive {
         if moved < MOVED_LEAST {
             return;
         }
+        // Resources are not sensed alike fast: what changes together is looked at together.
+        if chosen.senses.is_odd() && chosen.postponed < POSTPONED_MOST {
+            self.chosen[index].1.postponed += 1;
+            return;
+        }
         let present_us = self.score(index, case, schedule, &conditions);
         if now.since(looked_at).as_micros_f64() >= ROUNDS_BETWEEN * present_us {
             self.chosen[index].1.look = Some(Look::new(schedule, present_us, conditions, cause));
+            self.chosen[index].1.postponed = 0;
         }
     }
 
@@ -363,12 +399,12 @@ impl Adaptive {
         let (before, after) = (self.schedules[from].cpu_threads, self.schedules[to].cpu_threads);
         if before != after {
             let crowding = (f64::from(after) / conditions.free_cores.max(0.25)).max(1.0);
-            self.senses.another_team(conditions.ratios[0] / conditions.crowding * crowding, crowding);
+            self.chosen[index].1.senses.another_team(conditions.ratios[0] / conditions.crowding * crowding, crowding);
         }
-        let anchor = self.conditions();
+        let anchor = self.conditions(index);
         let chosen = &mut self.chosen[index].1;
         let before_us = chosen.round_us.median();
-        chosen.trial = (before_us > 0.0).then_some(Trial { from, before_us, rounds: 0 });
+        chosen.trial = (before_us > 0.0).then_some(Trial { from, before_us, rounds: 0, seen: conditions });
         (chosen.schedule, chosen.anchor, chosen.look) = (to, anchor, None);
         if self.log.len() < LOG_MOST {
             let evidence = String::new();
@@ -390,21 +426,26 @@ impl Adaptive {
     }
 
     /// The next round runs this schedule.
-    fn run(&mut self, schedule: usize, case: usize) {
-        let is_known = self.running.is_some_and(|(of, in_case, _)| (of, in_case) == (schedule, case));
+    fn run(&mut self, phase: usize, schedule: usize, case: usize) {
+        let is_known = self.running.is_some_and(|running| (running.schedule, running.case) == (schedule, case));
         if !is_known {
             let prepared = &self.schedules[schedule].prepared;
             let stretch = match self.contention {
                 Contention::Felt => stretch(&self.costs, &self.costs.cases[case], prepared, &mut self.scratch),
                 Contention::Absent => [1.0; 3],
             };
-            self.running = Some((schedule, case, stretch));
+            let case_costs = &self.costs.cases[case];
+            let prepared = &self.schedules[schedule].prepared;
+            let scratch = &mut self.scratch;
+            let round_us = evaluate(&self.costs, case_costs, prepared, &Load::IDLE, Horizon::Steady, scratch);
+            let least_us = LEAST_SHARE.map(|share| share * round_us);
+            self.running = Some(Running { phase, schedule, case, stretch, least_us });
         }
     }
 
     /// Measured over expected times of CPU, GPU and link.
     pub fn ratios(&self) -> [f64; 3] {
-        self.senses.ratios()
+        self.senses().map_or([1.0; 3], Senses::ratios)
     }
 
     /// Switches so far, the first few hundred.
@@ -422,10 +463,12 @@ impl Chosen {
     fn new(base: usize, now: Nanos, anchor: Conditions) -> Self {
         Chosen {
             schedule: base,
+            senses: Senses::default(),
             base,
             looked_at: now,
             anchor,
             look: None,
+            postponed: 0,
             trial: None,
             failed: Vec::with_capacity(FAILED_MOST),
             round_us: Window::full_of(0.0),

@@ -69,6 +69,16 @@ impl Table {
         self.pinned(round).unwrap_or_else(|| self.idle_cell(phase, context_of(round)))
     }
 
+    /// Whether a round is as large as those that its phase's times are for.
+    pub fn is_whole(&self, round: &Round) -> bool {
+        let tokens = match self.phase(round.tokens.len(), round.outputs.len()) {
+            Phase::Decode => 1,
+            Phase::Verify { tokens } => tokens,
+            Phase::Prefill { ubatch_tokens } => ubatch_tokens,
+        };
+        tokens as usize == round.tokens.len()
+    }
+
     /// The schedule of decoding at no load, pinned or not; `None` = the plan has none.
     pub fn unloaded(&self, context_tokens: u32) -> Option<usize> {
         self.regimes.phases.contains(&Phase::Decode).then(|| self.idle_cell(Phase::Decode, context_tokens))

@@ -324,7 +324,8 @@ impl Driver {
     fn probe(&mut self, turn: &Turn) -> Result<(), Error> {
         let is_idle = self.bound[turn.schedule].fills.is_empty();
         self.idle_rounds = if is_idle { self.idle_rounds + 1 } else { 0 };
-        let Some(probe) = self.probe.filter(|_| is_idle && self.idle_rounds >= PROBED_ONE_IN) else { return Ok(()) };
+        let is_due = self.idle_rounds >= PROBED_ONE_IN || self.marks.is_hasty();
+        let Some(probe) = self.probe.filter(|_| is_idle && is_due) else { return Ok(()) };
         if !self.marks.is_timed() || self.ahead.is_some_and(|ahead| !self.bound[ahead].fills.is_empty()) {
             return Ok(());
         }

@@ -99,6 +99,11 @@ impl Marks {
         Ok(gpu.record(compute, *event)?)
     }
 
+    /// Whether this round is timed because something may have changed.
+    pub fn is_hasty(&self) -> bool {
+        self.timed_next > 0
+    }
+
     /// Whether this round is timed.
     pub fn is_timed(&self) -> bool {
         match self.timing {

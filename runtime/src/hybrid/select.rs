@@ -11,18 +11,22 @@ use plan_format::artifact::Plan;
 use plan_format::costs::CaseCosts;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 /// See the module text.
 pub struct Selector {
     table: Table,
     /// Who changes schedules under load; `None` = there is nothing to choose.
     adaptive: Option<Mutex<Adaptive>>,
-    /// Whether the load chose the round's schedule: only such rounds are learnt from.
+    /// Whether the load chose the round's schedule, and the plan's times are for rounds as large: only such rounds are
+    /// learnt from.
     is_led: AtomicBool,
     /// Rounds of one token, by schedule.
     tokens: Vec<AtomicU64>,
     /// What the system says of the machine, on a real one.
     watch: Option<Watch>,
+    /// The longest that choosing has taken between two rounds, in nanoseconds of this machine.
+    slowest_choice_ns: AtomicU64,
 }
 
 impl Selector {
@@ -31,7 +35,7 @@ impl Selector {
         let tokens = plan.schedules.iter().map(|_| AtomicU64::new(0)).collect();
         let adaptive = Adaptive::new(plan, contention).map(Mutex::new);
         let (table, is_led) = (Table::new(plan, pinned), AtomicBool::new(false));
-        Selector { table, adaptive, is_led, tokens, watch: None }
+        Selector { table, adaptive, is_led, tokens, watch: None, slowest_choice_ns: AtomicU64::new(0) }
     }
 
     /// From now on switches are noted with what the system says, and its limits count.
@@ -52,7 +56,7 @@ impl Selector {
     pub fn choose(&self, round: &Round, now: Nanos) -> usize {
         let base = self.table.choose(round);
         let adaptive = self.adaptive().filter(|_| self.table.pinned(round).is_none());
-        self.is_led.store(adaptive.is_some(), Ordering::Relaxed);
+        self.is_led.store(adaptive.is_some() && self.table.is_whole(round), Ordering::Relaxed);
         let schedule = adaptive.map_or(base, |mut adaptive| self.lead(&mut adaptive, base, context_of(round), now));
         if round.tokens.len() == 1 {
             self.tokens[schedule].fetch_add(1, Ordering::Relaxed);
@@ -61,8 +65,10 @@ impl Selector {
     }
 
     fn lead(&self, adaptive: &mut Adaptive, base: usize, context_tokens: u32, now: Nanos) -> usize {
-        let switches = adaptive.log().len();
+        let (switches, start) = (adaptive.log().len(), Instant::now());
         let schedule = adaptive.choose(base, context_tokens, now);
+        let took_ns = start.elapsed().as_nanos() as u64;
+        self.slowest_choice_ns.fetch_max(took_ns, Ordering::Relaxed);
         if adaptive.log().len() > switches
             && let (Some(watch), Some(switch)) = (&self.watch, adaptive.last_switch())
         {
@@ -111,6 +117,11 @@ impl Selector {
     /// The largest team of any schedule.
     pub fn threads_most(&self) -> usize {
         (0..self.tokens.len()).map(|schedule| self.threads(schedule)).max().unwrap_or(1)
+    }
+
+    /// The longest that choosing has taken between two rounds.
+    pub fn slowest_choice(&self) -> Duration {
+        Duration::from_nanos(self.slowest_choice_ns.load(Ordering::Relaxed))
     }
 
     /// Tokens that each schedule has decoded.

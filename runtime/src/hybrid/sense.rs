@@ -101,16 +101,19 @@ pub struct Senses {
     unsensed_rounds: [u32; 3],
     free: Option<Window>,
     lost_share: Window,
-    is_odd: bool,
+    /// By resource: how many of the last samples in a row were far from the median.
+    odd: [u32; 3],
 }
 
 impl Default for Senses {
     fn default() -> Self {
         let (one, none) = (Window::full_of(1.0), Window::full_of(0.0));
-        Senses { windows: [one; 3], unsensed_rounds: [0; 3], free: None, lost_share: none, is_odd: false }
+        Senses { windows: [one; 3], unsensed_rounds: [0; 3], free: None, lost_share: none, odd: [0; 3] }
     }
 }
 
+/// Rounds without a sample after which the last one says nothing of now.
+const ODD_ROUNDS: u32 = 4;
 /// A sample that is this far from the median is odd: a change may have begun.
 const ODD: f64 = 0.15;
 
@@ -120,18 +123,23 @@ pub fn apart(a: f64, b: f64) -> f64 {
 }
 
 impl Senses {
-    /// Takes in a round. `stretch`: what the running schedule's own contention makes of the expected times.
-    pub fn observe(&mut self, sample: &Sample, stretch: [f64; 3]) {
-        self.is_odd = false;
+    /// Takes in a round. `stretch`: what the running schedule's own contention makes of the expected times. Work that
+    /// is expected to take less than `least_us`, and does, says nothing: wake-ups and barriers take as long, whatever
+    /// the load.
+    pub fn observe(&mut self, sample: &Sample, stretch: [f64; 3], least_us: [f64; 3]) {
         for (index, (measured, expected)) in sample.spent_us.into_iter().enumerate() {
             let window = &mut self.windows[index];
-            if measured > 0.0 && expected > 0.0 {
+            if measured > 0.0 && expected > 0.0 && measured.max(expected) >= least_us[index] {
                 let ratio = (measured / (expected * stretch[index])).clamp(0.05, 100.0);
-                self.is_odd |= apart(ratio, window.median()) >= ODD;
+                let is_odd = apart(ratio, window.median()) >= ODD;
+                self.odd[index] = if is_odd { self.odd[index] + 1 } else { 0 };
                 window.add(ratio);
                 self.unsensed_rounds[index] = 0;
             } else {
                 self.unsensed_rounds[index] = self.unsensed_rounds[index].saturating_add(1);
+                if self.unsensed_rounds[index] > ODD_ROUNDS {
+                    self.odd[index] = 0;
+                }
                 if self.unsensed_rounds[index] > UNSENSED_MOST {
                     window.drift();
                 }
@@ -159,15 +167,23 @@ impl Senses {
         1.0 / (1.0 - self.lost_share.median())
     }
 
-    /// Whether the last round was unlike those before.
+    /// Whether the last sample of some resource was unlike those before.
     pub fn is_odd(&self) -> bool {
-        self.is_odd
+        self.odd.iter().any(|&rounds| rounds > 0)
+    }
+
+    /// Whether it is worth while to time all of the next rounds. The CPU is timed anyway, and now and then a round of
+    /// its is late for no reason.
+    pub fn is_curious(&self) -> bool {
+        let [cpu, gpu, link] = self.odd;
+        cpu > 1 || gpu > 0 || link > 0
     }
 
     /// Another team runs from now on, which is expected to be `cpu` times slower than planned, `crowding` times of that
     /// because it shares cores: what the one before measured says nothing of it.
     pub fn another_team(&mut self, cpu: f64, crowding: f64) {
         self.windows[Resource::Cpu as usize] = Window::full_of(cpu);
+        self.odd[Resource::Cpu as usize] = 0;
         self.lost_share = Window::full_of(1.0 - 1.0 / crowding.max(1.0));
     }
 }
@@ -186,11 +202,12 @@ mod tests {
     fn a_change_shows_as_a_whole_after_four_rounds_and_an_odd_round_not_at_all() {
         let mut senses = Senses::default();
         let mut seen = |ratio| {
-            senses.observe(&link(ratio), [1.0; 3]);
+            senses.observe(&link(ratio), [1.0; 3], [0.0; 3]);
             (senses.ratios()[2], senses.is_odd())
         };
         assert_eq!(seen(1.05), (1.0, false));
         assert_eq!(seen(9.0), (1.0, true));
+        assert_eq!(seen(1.0), (1.0, false));
         (0..7).for_each(|_| _ = seen(1.0));
         assert_eq!([seen(3.0), seen(3.0), seen(3.0), seen(3.0)].map(|(ratio, _)| ratio), [1.0, 1.0, 1.0, 3.0]);
     }
@@ -198,18 +215,27 @@ mod tests {
     #[test]
     fn what_a_schedule_slows_down_by_itself_is_no_load() {
         let mut senses = Senses::default();
-        (0..9).for_each(|_| senses.observe(&link(1.3), [1.0, 1.0, 1.3]));
+        (0..9).for_each(|_| senses.observe(&link(1.3), [1.0, 1.0, 1.3], [0.0; 3]));
         assert!((senses.ratios()[2] - 1.0).abs() < 1e-12);
+    }
+
+    #[test]
+    fn work_too_small_to_tell_says_nothing() {
+        let mut senses = Senses::default();
+        (0..9).for_each(|_| senses.observe(&link(30.0), [1.0; 3], [0.0, 0.0, 301.0]));
+        assert_eq!((senses.ratios()[2], senses.is_curious()), (1.0, false));
+        (0..9).for_each(|_| senses.observe(&link(30.0), [1.0; 3], [0.0, 0.0, 300.0]));
+        assert_eq!(senses.ratios()[2], 30.0);
     }
 
     #[test]
     fn a_ratio_that_nothing_senses_drifts_back_and_one_that_probes_sense_stays() {
         let mut senses = Senses::default();
-        (0..9).for_each(|_| senses.observe(&link(4.0), [1.0; 3]));
+        (0..9).for_each(|_| senses.observe(&link(4.0), [1.0; 3], [0.0; 3]));
         let mut probed = senses.clone();
         for round in 0..400 {
-            senses.observe(&Sample::default(), [1.0; 3]);
-            probed.observe(&if round % 16 == 0 { link(4.0) } else { Sample::default() }, [1.0; 3]);
+            senses.observe(&Sample::default(), [1.0; 3], [0.0; 3]);
+            probed.observe(&if round % 16 == 0 { link(4.0) } else { Sample::default() }, [1.0; 3], [0.0; 3]);
         }
         assert!(senses.ratios()[2] < 1.01, "{:?}", senses.ratios());
         assert_eq!(probed.ratios()[2], 4.0);
@@ -220,7 +246,7 @@ mod tests {
         let mut senses = Senses::default();
         let mut sample = Sample { cores: Some(Cores { free: 6.0, lost_share: 0.5 }), ..Sample::default() };
         sample.add(Resource::Cpu, 30.0, 10.0);
-        (0..9).for_each(|_| senses.observe(&sample, [1.0; 3]));
+        (0..9).for_each(|_| senses.observe(&sample, [1.0; 3], [0.0; 3]));
         assert_eq!((senses.ratios()[0], senses.crowding(), senses.free_cores()), (3.0, 2.0, 6.0));
         senses.another_team(1.5, 1.0);
         assert_eq!((senses.ratios()[0], senses.crowding(), senses.free_cores()), (1.5, 1.0, 6.0));

@@ -11,8 +11,8 @@ pub fn first_slots(slots: &Slots, count: usize) -> Slots {
     Slots { slots: slots.slots.iter().take(count).copied().collect() }
 }
 
-/// The plan with its first `count` slots. What was streamed through the others takes turns in those; without any nothing
-/// is streamed. An item that is larger than a slot that it would get stays on the CPU.
+/// The plan with its first `count` slots. What was streamed through the others takes turns in those; without any
+/// nothing is streamed. An item that is larger than a slot that it would get stays on the CPU.
 pub fn with_slots(plan: &Plan, count: usize) -> Cow<'_, Plan> {
     if count >= plan.slots.slots.len() {
         return Cow::Borrowed(plan);

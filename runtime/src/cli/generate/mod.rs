@@ -7,6 +7,7 @@ mod printer;
 use super::Failure;
 use super::common::{ModelArgs, RoutingArgs, TraceArgs, exactness};
 use super::interrupt::Interrupt;
+use super::residence;
 use super::sampling::Sampling;
 use crate::engine::Sequence;
 use crate::generation::{Outcome, Request, Reuse, generate};
@@ -98,6 +99,9 @@ pub fn run(args: &GenerateArgs) -> Result<(), Failure> {
     let is_interrupted = outcome.finish == Finish::Cancelled;
     if args.stats || is_interrupted {
         say(speed(&outcome));
+    }
+    if args.stats {
+        residence::say_of(&mut engine, &outcome.token_times);
     }
     if let Some((prefill, decode)) = outcome.timing.simulated_rates() {
         let machine = args.model.device.as_deref().unwrap_or("the simulated machine");

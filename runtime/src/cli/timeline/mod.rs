@@ -10,6 +10,7 @@ mod summary;
 use super::Failure;
 use super::bench::synthetic;
 use super::load::{Generators, LoadSpec, Phase};
+use super::residence;
 use crate::engine::{Engine, Sequence, Wanted};
 use clap::Args;
 use device::clock::{Clock, Nanos};
@@ -23,7 +24,8 @@ pub struct TimelineArgs {
     /// schedule of no load, then load-aware. On a simulated machine its clock is slowed down instead.
     #[arg(long, value_name = "cpu=60,link=60,gpu=60", value_parser = LoadSpec::parse)]
     load: Option<LoadSpec>,
-    /// Write the time of every token under --load, drawn (.html, .svg) or as a table (.csv); may be given several times.
+    /// Write the time of every token under --load, drawn (.html, .svg) or as a table (.csv); may be given several
+    /// times.
     #[arg(long, value_name = "FILE", requires = "load", value_parser = timeline_file)]
     timeline: Vec<PathBuf>,
     /// Seconds of each phase of --load [default: 8; on a simulated machine the time of 200 tokens].
@@ -109,6 +111,8 @@ pub struct Timeline {
     pub schedules: Vec<(u16, usize)>,
     /// Why schedules changed, in words.
     pub switches: Vec<String>,
+    /// The longest that choosing a schedule took between two rounds.
+    pub choice_us: Option<f64>,
 }
 
 impl TimelineArgs {
@@ -204,10 +208,11 @@ impl<'a> Bench<'a> {
             let points = self.pass(&mut machine, &phases, phase_s)?;
             passes.push(Pass { policy, points });
         }
-        let schedules = self.engine.plan().schedules.iter();
-        let schedules = schedules.map(|schedule| (schedule.cpu_threads, schedule.promotions.len())).collect();
+        let schedules = residence::schedules(self.engine);
         let switches = self.engine.executor().switches().0.iter().map(ToString::to_string).collect();
-        Ok(Timeline { title, phases, phase_s, passes, schedules, switches })
+        // On a simulated machine it is no figure of that machine.
+        let choice_us = is_real.then(|| self.engine.executor().slowest_choice().as_secs_f64() * 1e6);
+        Ok(Timeline { title, phases, phase_s, passes, schedules, switches, choice_us })
     }
 
     /// All phases, one after the other.

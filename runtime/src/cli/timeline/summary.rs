@@ -2,6 +2,7 @@
 //! Pure. Not here: drawing (`draw.rs`).
 
 use super::{Pass, Point, Policy, Timeline};
+use crate::cli::residence;
 use crate::quantiles::Quantiles;
 use std::fmt::Write;
 
@@ -83,6 +84,9 @@ pub fn text(timeline: &Timeline) -> String {
     for pass in &timeline.passes {
         let _ = writeln!(text, "{}: {}; {}", pass.policy.name(), times(pass, |_| true), residence(pass, timeline));
     }
+    if let Some(us) = timeline.choice_us.filter(|_| !timeline.switches.is_empty()) {
+        let _ = writeln!(text, "choosing a schedule took at most {us:.0} us between two rounds");
+    }
     for switch in &timeline.switches {
         let _ = writeln!(text, "  {switch}");
     }
@@ -107,20 +111,11 @@ fn cores_kept(timeline: &Timeline, row: &Row) -> String {
 
 /// Which share of the tokens each schedule made.
 fn residence(pass: &Pass, timeline: &Timeline) -> String {
-    let mut counts: Vec<(usize, usize)> = Vec::new();
+    let mut tokens = vec![0; timeline.schedules.len()];
     for point in &pass.points {
-        match counts.iter_mut().find(|(schedule, _)| *schedule == point.schedule) {
-            Some((_, count)) => *count += 1,
-            None => counts.push((point.schedule, 1)),
-        }
+        tokens[point.schedule] += 1;
     }
-    counts.sort_by_key(|&(schedule, count)| (std::cmp::Reverse(count), schedule));
-    let share = |&(schedule, count): &(usize, usize)| {
-        let (threads, streamed) = timeline.schedules.get(schedule).copied().unwrap_or_default();
-        let percent = 100.0 * count as f64 / pass.points.len() as f64;
-        format!("{percent:.0} % of tokens by schedule {schedule} ({threads} threads, {streamed} items streamed)")
-    };
-    counts.iter().map(share).collect::<Vec<_>>().join(", ")
+    residence::text(&tokens, &timeline.schedules)
 }
 
 /// One line a token.
@@ -165,6 +160,7 @@ pub mod tests {
             passes: passes.to_vec(),
             schedules: vec![(16, 3), (6, 0)],
             switches: vec!["at 7 tokens: 0 -> 1".to_owned()],
+            choice_us: Some(80.0),
         }
     }
 
