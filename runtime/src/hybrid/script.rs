@@ -22,6 +22,10 @@ use std::ops::Range;
 /// the part ends, but queueing takes the time of the part's own worker.
 const LOOK_AHEAD: usize = 64;
 
+/// Transfers among them. They cannot begin before the part ends, each is hundreds of operations, and a driver has room
+/// for about a thousand that cannot begin: the call after those waits for room, and the part for the call, for ever.
+const FILLS_AHEAD: usize = 2;
+
 /// What a script is made from.
 #[derive(Clone, Copy)]
 pub struct Scene<'a> {
@@ -384,7 +388,10 @@ fn horizons(parts: &[CpuPart], commands: &[Command], known: &[Option<Known>]) ->
             },
             _ => false,
         };
-        let stop = commands.iter().enumerate().position(unknown).unwrap_or(commands.len());
+        let is_fill = |(_, command): &(usize, &Command)| matches!(command, Command::Fill(_));
+        let behind = commands.iter().enumerate().skip(wait).filter(is_fill).nth(FILLS_AHEAD);
+        let too_many = behind.map_or(commands.len(), |(position, _)| position);
+        let stop = commands.iter().enumerate().position(unknown).unwrap_or(commands.len()).min(too_many);
         reached = next.min(beside + LOOK_AHEAD).max(beside).min(stop).max(needed).max(reached);
         reached
     };

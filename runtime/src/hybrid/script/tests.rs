@@ -123,6 +123,19 @@ fn nobody_waits_for_ever(script: &Script, context: &str) {
     );
 }
 
+/// While a part runs, few transfers stand behind the wait for it: a driver has no room for many.
+fn few_transfers_wait_for_a_part(script: &Script, context: &str) {
+    for (index, (part, &horizon)) in script.parts.iter().zip(&script.horizons).enumerate() {
+        let waits = |command: &Command| matches!(command, Command::WaitCpu(waited) if *waited >= index);
+        let wait = script.commands.iter().position(waits).unwrap_or(script.commands.len());
+        let signal = |command: &Command| matches!(command, Command::Signal(number) if Some(*number) == part.needs);
+        let needed = script.commands.iter().position(signal).map_or(0, |position| position + 1);
+        let behind = script.commands[wait.min(horizon)..horizon].iter();
+        let fills = behind.filter(|command| matches!(command, Command::Fill(_))).count();
+        assert!(fills <= FILLS_AHEAD || horizon == needed, "{context}: {fills} transfers behind part {index}");
+    }
+}
+
 /// Slots are filled, read and released in turn, over as many rounds as one likes.
 fn slots_are_used_in_turn(script: &Script, setting: &Setting, context: &str) {
     let mut holds: Vec<Option<usize>> = vec![None; setting.slots.slots.len()];
@@ -195,6 +208,7 @@ fn random_schedules_of_every_model_keep_the_rules() {
             let context = format!("{name}, seed {seed}");
             nobody_waits_for_ever(&script, &context);
             slots_are_used_in_turn(&script, &setting, &context);
+            few_transfers_wait_for_a_part(&script, &context);
             what_is_read_has_come(&program, &script, &setting, &context);
         }
     }
