@@ -6,14 +6,15 @@ mod support;
 
 use device::clock::Nanos;
 use device::gpu::Gpu;
-use device::sim::{Faults, LoadScript, LoadStep, Resource};
+use device::sim::{Faults, LoadScript, LoadStep, Resource, SourceMemory};
+use kernels::quant::{WeightType, packed_bytes};
 use plan_format::artifact::Plan;
-use plan_format::costs::Load;
-use plan_format::evaluate::{Horizon, Prepared, Scratch, evaluate};
+use plan_format::costs::{Load, Team};
+use plan_format::evaluate::{Horizon, Prepared, Scratch, busy, evaluate};
 use plan_format::schedule::{Phase, Schedule};
 use runtime::exec::Executor;
-use runtime::hybrid::adapt::{Adaptive, Contention, Sample};
-use support::{Mixture, all_cpu, feed, hybrid, hybrid_pinned, plan, prompt, sim, sim_with};
+use runtime::hybrid::adapt::{Adaptive, Cause, Contention, Cores, Sample};
+use support::{Mixture, all_cpu, feed, hybrid, hybrid_pinned, plan, profile, prompt, sim, sim_with};
 
 const NAME: &str = "qwen3";
 
@@ -167,4 +168,170 @@ fn a_pinned_schedule_stays_whatever_happens() {
     let mut executor = hybrid_pinned(NAME, &plan, &gpu, Some(0)).expect("a good plan");
     decode(&mut executor, 0, 100);
     assert_eq!((executor.schedule(), executor.switches().0.len()), (0, 0));
+}
+
+/// Threads of the teams of [`with_teams`], and how long an item takes them, in microseconds.
+const TEAMS: [(u16, f32); 3] = [(2, 330.0), (4, 180.0), (8, 120.0)];
+
+/// The same plan with three teams, each with all, half or none of the host items streamed, and transfers that are
+/// expected to take what this simulated link takes.
+fn with_teams() -> Plan {
+    let mut plan = graded();
+    let team =
+        |&(threads, _): &(u16, f32)| Team { threads, cpu_slowdown_while_link: 1.0, link_slowdown_while_cpu: 1.0 };
+    plan.costs.teams = TEAMS.iter().map(team).collect();
+    let (items, profile) = (plan.program.items.len(), profile());
+    let copy_us = |item: usize| -> f32 {
+        let weights = plan.program.items[item].weights.iter();
+        let bytes = weights.map(|weight| {
+            let tensor = &plan.program.tensors[plan.program.weights[weight.index()].tensor.index()];
+            let ty = WeightType::try_from(gguf::GgmlType::from_id(tensor.ggml_type)).expect("a known type");
+            packed_bytes(ty, tensor.rows() as usize, tensor.cols() as usize).expect("whole blocks") as u64
+        });
+        bytes.map(|bytes| profile.copy_time(bytes, SourceMemory::Pinned).as_micros_f64() as f32).sum()
+    };
+    let stream_us: Vec<f32> = (0..items).map(copy_us).collect();
+    for case in &mut plan.costs.cases {
+        case.cpu_us = TEAMS.iter().flat_map(|&(_, us)| vec![us; items]).collect();
+        case.items.iter_mut().zip(&stream_us).for_each(|(item, &us)| item.stream_us = us);
+    }
+    let of_teams = |schedule: &Schedule| TEAMS.map(|(cpu_threads, _)| Schedule { cpu_threads, ..schedule.clone() });
+    // Decoding without load comes first: the regime map names schedule 0 for it.
+    let prefill = plan.schedules[1].clone();
+    let mut decode: Vec<Schedule> =
+        plan.schedules.iter().filter(|s| s.phase == Phase::Decode).flat_map(of_teams).collect();
+    let mut sorted = Plan { schedules: decode.clone(), ..plan.clone() };
+    let idle = best(&sorted, &Load::IDLE).0;
+    decode.swap(0, idle);
+    sorted.schedules = decode;
+    sorted.schedules.insert(1, Schedule { cpu_threads: 8, ..prefill });
+    sorted
+}
+
+/// Only its teams: nothing is streamed.
+fn teams_alone() -> Plan {
+    let mut plan = with_teams();
+    let (mut decode, mut schedules): (Vec<Schedule>, Vec<Schedule>) =
+        plan.schedules.drain(..).partition(|schedule| schedule.phase == Phase::Decode);
+    decode.retain(|schedule| schedule.promotions.is_empty());
+    decode.sort_by_key(|schedule| std::cmp::Reverse(schedule.cpu_threads));
+    // The regime map names schedule 0 for decoding without load, and 1 for prefill.
+    schedules.insert(0, decode.remove(0));
+    plan.schedules = schedules.into_iter().chain(decode).collect();
+    plan
+}
+
+#[test]
+fn fewer_threads_run_when_others_take_cores() {
+    let plan = teams_alone();
+    let threads = |load: Load| plan.schedules[best(&plan, &load).0].cpu_threads;
+    assert_eq!((threads(Load::IDLE), threads(Load::cell(4.0, 1.0, 1.0, 8))), (8, 2));
+}
+
+/// Rounds of a machine on which only cores are scarce: as many are free as `free` says.
+fn rounds(adaptive: &mut Adaptive, now: &mut u64, plan: &Plan, (free, rounds): (f64, usize)) -> u16 {
+    let mut threads = 0;
+    for _ in 0..rounds {
+        *now += 10_000_000;
+        let schedule = adaptive.choose(0, 10, Nanos(*now));
+        threads = plan.schedules[schedule].cpu_threads;
+        let crowding = (f64::from(threads) / free).max(1.0);
+        let cores = Some(Cores { free, lost_share: 1.0 - 1.0 / crowding });
+        adaptive.observe(&Sample { spent_us: [(100.0 * crowding, 100.0), (100.0, 100.0), (0.0, 0.0)], cores });
+    }
+    threads
+}
+
+#[test]
+fn a_team_shrinks_to_the_cores_that_are_left_and_grows_again() {
+    let (plan, mut now) = (teams_alone(), 0);
+    let mut adaptive = Adaptive::new(&plan, Contention::Absent).expect("several schedules");
+    for (free, threads) in [(8.0, 8), (2.0, 2), (8.0, 8), (4.0, 4), (8.0, 8)] {
+        assert_eq!(rounds(&mut adaptive, &mut now, &plan, (free, 60)), threads, "{free} free: {:?}", adaptive.log());
+    }
+    assert_eq!(adaptive.log().len(), 4);
+}
+
+#[test]
+fn a_switch_that_made_rounds_longer_is_undone_and_not_repeated_under_the_same_load() {
+    let plan = graded();
+    let mut adaptive = Adaptive::new(&plan, Contention::Absent).expect("several schedules");
+    let idle = best(&plan, &Load::IDLE).0;
+    let (mut now, mut schedule) = (0, idle);
+    let mut run = |adaptive: &mut Adaptive, link: f64, rounds: usize| {
+        for _ in 0..rounds {
+            // Whatever the evaluator thinks: here every other schedule takes twice as long.
+            now += if schedule == idle { 10_000_000 } else { 20_000_000 };
+            schedule = adaptive.choose(idle, 10, Nanos(now));
+            let spent_us = [1.0, 1.0, link].map(|ratio| (100.0 * ratio, 100.0));
+            adaptive.observe(&Sample { spent_us, cores: None });
+        }
+        schedule
+    };
+    run(&mut adaptive, 1.0, 30);
+    assert_eq!(run(&mut adaptive, 4.0, 300), idle);
+    assert_eq!(adaptive.log().len(), 2, "{:?}", adaptive.log());
+    assert!(matches!(adaptive.log()[1].cause, Cause::Failed(..)), "{:?}", adaptive.log());
+    // Another load is another chance.
+    run(&mut adaptive, 9.0, 300);
+    assert_eq!(adaptive.log().len(), 4, "{:?}", adaptive.log());
+}
+
+#[test]
+fn a_schedule_that_takes_as_long_as_its_own_contention_explains_is_not_under_load() {
+    let mut plan = graded();
+    plan.costs.teams[0] = Team { threads: 2, cpu_slowdown_while_link: 1.6, link_slowdown_while_cpu: 1.6 };
+    plan.costs.cases.iter_mut().flat_map(|case| &mut case.items).for_each(|item| item.dram_share = 1.0);
+    let mut adaptive = Adaptive::new(&plan, Contention::Felt).expect("several schedules");
+    let idle = best(&plan, &Load::IDLE).0;
+    let case = &plan.costs.cases[plan.costs.case_index(Phase::Decode, 1).expect("costs")];
+    let schedule = &plan.schedules[idle];
+    let prepared = Prepared::new(&plan.costs, case, &plan.placement, &plan.slots, schedule).expect("a good plan");
+    let together = busy(&plan.costs, case, &prepared, &Load::IDLE, &mut Scratch::default());
+    let on_cpu = prepared.on_gpu.iter().zip(&case.cpu_us).filter(|(on_gpu, _)| !**on_gpu);
+    let cpu_us: f64 = on_cpu.map(|(_, us)| f64::from(*us)).sum();
+    let link_us: f64 = prepared.streams.iter().map(|s| f64::from(case.items[s.item as usize].stream_us)).sum();
+    assert!(together.cpu_us > 1.05 * cpu_us && together.link_us > 1.05 * link_us, "{together:?} {cpu_us} {link_us}");
+    for round in 0..100 {
+        assert_eq!(adaptive.choose(idle, 10, Nanos(round * 10_000_000)), idle);
+        let spent_us = [(together.cpu_us, cpu_us), (100.0, 100.0), (together.link_us, link_us)];
+        adaptive.observe(&Sample { spent_us, cores: None });
+    }
+    assert!(adaptive.ratios().iter().all(|ratio| (ratio - 1.0).abs() < 1e-6), "{:?}", adaptive.ratios());
+}
+
+/// Seen with GPT-OSS-20B: all that the CPU does is looking up embeddings, 5 us expected and 170 measured, since waking
+/// the team takes that long. It says nothing about load, neither in that schedule nor, from prefill, in others.
+#[test]
+fn work_that_is_next_to_nothing_is_no_sign_of_load() {
+    let mut plan = graded();
+    let embedding = plan.schedules[0].clone();
+    for case in &mut plan.costs.cases {
+        let on_cpu = |item: &usize| {
+            let is_resident = plan.placement.homes[*item] == plan_format::schedule::Home::Resident;
+            !is_resident && !embedding.promotions.iter().any(|promotion| promotion.item.index() == *item)
+        };
+        // Rounds of some 20 ms.
+        case.cpu_us.iter_mut().for_each(|us| *us *= 30.0);
+        for item in &mut case.items {
+            (item.gpu_us, item.stream_us) = (30.0 * item.gpu_us, 30.0 * item.stream_us);
+        }
+        (0..plan.program.items.len()).filter(on_cpu).for_each(|item| case.cpu_us[item] = 5.0);
+    }
+    let mut adaptive = Adaptive::new(&plan, Contention::Absent).expect("several schedules");
+    let idle = best(&plan, &Load::IDLE).0;
+    for round in 0..200 {
+        let base = if round < 20 { 1 } else { idle };
+        assert_eq!(adaptive.choose(base, 10, Nanos(round * 10_000_000)), base, "round {round}");
+        let cpu = if base == 1 { (170.0, 5.0) } else { (5.0, 5.0) };
+        adaptive.observe(&Sample { spent_us: [cpu, (9e3, 9e3), (0.0, 0.0)], cores: None });
+    }
+    assert!(adaptive.log().is_empty(), "{:?}", adaptive.log());
+    // The same in decoding itself, under the schedule that streams everything.
+    let mut adaptive = Adaptive::new(&plan, Contention::Absent).expect("several schedules");
+    for round in 0..200 {
+        assert_eq!(adaptive.choose(0, 10, Nanos(round * 10_000_000)), 0, "round {round}");
+        adaptive.observe(&Sample { spent_us: [(170.0, 5.0), (9e3, 9e3), (18e3, 18e3)], cores: None });
+    }
+    assert_eq!(adaptive.ratios()[0], 1.0);
 }
