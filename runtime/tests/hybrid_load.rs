@@ -221,6 +221,44 @@ fn teams_alone() -> Plan {
     plan
 }
 
+/// The whole executor under a load that comes and goes: the schedule at the end of each span is the evaluator's best.
+#[track_caller]
+fn check_load(plan: &Plan, [cores, gpu, link]: [f64; 3]) {
+    let quiet = sim(Faults::none());
+    decode(&mut hybrid(NAME, plan, &quiet).expect("a good plan"), 0, 60);
+    let span = quiet.clock().now().0;
+    let loads = [(Resource::Cores, cores), (Resource::Gpu, gpu), (Resource::Link, link)];
+    let step = |at: u64, on: f64| {
+        loads.map(|(resource, slowdown)| LoadStep { at: Nanos(at), resource, slowdown: slowdown.powf(on) })
+    };
+    let script = step(span, 1.0).into_iter().chain(step(6 * span, 0.0)).collect();
+    let machine = sim_with(Faults::none(), LoadScript::new(script), None);
+    let mut executor = hybrid(NAME, plan, &machine).expect("a good plan");
+    let mut position = 0;
+    let mut until = |executor: &mut Executor, end: u64| {
+        while machine.clock().now().0 < end && position < 500 {
+            decode(executor, position, 1);
+            position += 1;
+        }
+        executor.schedule()
+    };
+    let idle = best(plan, &Load::IDLE).0;
+    assert_eq!(until(&mut executor, span), idle, "before: {:?}", executor.switches());
+    let loaded = best(plan, &Load::cell(cores, gpu, link, 8)).0;
+    assert_eq!(until(&mut executor, 6 * span), loaded, "{cores} {gpu} {link}: {:?}", executor.switches());
+    assert_eq!(until(&mut executor, 12 * span), idle, "after {cores} {gpu} {link}: {:?}", executor.switches());
+    let most = 2 * usize::from(loaded != idle);
+    assert!(executor.switches().0.len() <= most, "{:?}", executor.switches().0);
+}
+
+#[test]
+fn under_every_load_the_best_schedule_runs_and_it_comes_back_afterwards() {
+    let plan = with_teams();
+    let loads = [[4.0, 1.0, 1.0], [1.0, 10.0, 1.0], [1.0, 1.0, 8.0], [1.0, 5.0, 5.0], [4.0, 1.0, 8.0], [2.5, 2.5, 1.0]];
+    loads.into_iter().for_each(|load| check_load(&plan, load));
+    check_load(&teams_alone(), [4.0, 1.0, 1.0]);
+}
+
 #[test]
 fn fewer_threads_run_when_others_take_cores() {
     let plan = teams_alone();
