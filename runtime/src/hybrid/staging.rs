@@ -175,10 +175,9 @@ impl StagingArea {
 /// `count` matrices of a stack as one matrix, where they follow each other without gaps on both sides.
 fn flat(place: &GpuWeight, count: usize) -> Result<Option<GpuWeight>, Error> {
     let shape = place.shape;
-    let follows = |layout| Ok::<_, Error>(matrix_bytes(&shape, layout)?);
     let one = WeightShape { rows: shape.rows * count, stack: 1, ..shape };
     let fits = shape.rows.is_multiple_of(16)
-        && matrix_bytes(&one, Layout::CpuPanel16)? == follows(Layout::CpuPanel16)? * count as u64
+        && matrix_bytes(&one, Layout::CpuPanel16)? == matrix_bytes(&shape, Layout::CpuPanel16)? * count as u64
         && matrix_bytes(&one, place.layout)? == place.stride_bytes * count as u64
         && u32::try_from(one.rows).is_ok();
     Ok(fits.then_some(GpuWeight { shape: one, room: 1, ..*place }))
