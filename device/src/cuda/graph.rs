@@ -80,13 +80,7 @@ impl CudaGraph {
     /// Lets a copy read elsewhere from the next launch on. `false` = the driver refuses.
     pub(super) fn redirect(&self, context: &Context, number: usize, to: u64, from: &[u8]) -> Option<bool> {
         let node = *self.copies.get(number)?;
-        // SAFETY: all fields are plain numbers and pointers, for which zero is a value.
-        let mut copy: sys::CUDA_MEMCPY3D = unsafe { std::mem::zeroed() };
-        copy.srcMemoryType = sys::CUmemorytype::CU_MEMORYTYPE_HOST;
-        copy.srcHost = from.as_ptr().cast();
-        copy.dstMemoryType = sys::CUmemorytype::CU_MEMORYTYPE_DEVICE;
-        copy.dstDevice = to;
-        (copy.WidthInBytes, copy.Height, copy.Depth) = (from.len(), 1, 1);
+        let copy = copy_from_host(to, from);
         // SAFETY: the node is one of the graph's; source and target are as in the recorded copy, whose caller vouched
         // for them.
         let set = unsafe { sys::cuGraphExecMemcpyNodeSetParams(self.exec, node, &copy, context.raw()) };
@@ -99,6 +93,24 @@ impl CudaGraph {
     }
 }
 
+/// Parameters of a copy of plain bytes.
+fn copy_from_host(to: u64, from: &[u8]) -> sys::CUDA_MEMCPY3D {
+    let mut copy = std::mem::MaybeUninit::<sys::CUDA_MEMCPY3D>::zeroed();
+    let fields = copy.as_mut_ptr();
+    // SAFETY: the pointer is valid for writes of single fields. Zero is a value of every field but the two kinds of
+    // memory, which are written.
+    unsafe {
+        (&raw mut (*fields).srcMemoryType).write(sys::CUmemorytype::CU_MEMORYTYPE_HOST);
+        (&raw mut (*fields).dstMemoryType).write(sys::CUmemorytype::CU_MEMORYTYPE_DEVICE);
+        (&raw mut (*fields).srcHost).write(from.as_ptr().cast());
+        (&raw mut (*fields).dstDevice).write(to);
+        (&raw mut (*fields).WidthInBytes).write(from.len());
+        (&raw mut (*fields).Height).write(1);
+        (&raw mut (*fields).Depth).write(1);
+        copy.assume_init()
+    }
+}
+
 impl Drop for CudaGraph {
     fn drop(&mut self) {
         // SAFETY: each handle is destroyed once; the driver keeps what is still running.
@@ -106,5 +118,22 @@ impl Drop for CudaGraph {
             let _ = result::graph::exec_destroy(self.exec);
             let _ = result::graph::destroy(self.graph);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The binding's struct has enums without a value of zero: making one must not panic.
+    #[test]
+    fn parameters_of_a_copy_are_those_given() {
+        let bytes = [1_u8; 48];
+        let copy = copy_from_host(4096, &bytes);
+        assert_eq!((copy.dstDevice, copy.srcHost.cast()), (4096, bytes.as_ptr()));
+        assert_eq!((copy.WidthInBytes, copy.Height, copy.Depth), (48, 1, 1));
+        assert_eq!(copy.srcMemoryType, sys::CUmemorytype::CU_MEMORYTYPE_HOST);
+        assert_eq!(copy.dstMemoryType, sys::CUmemorytype::CU_MEMORYTYPE_DEVICE);
+        assert_eq!((copy.srcXInBytes, copy.dstXInBytes, copy.srcPitch), (0, 0, 0));
     }
 }
