@@ -154,8 +154,8 @@ impl Timeline {
         self.fill_in_steps(index, &steps, None)
     }
 
-    /// The same where what has come is unpacked before it may be read. Copies of the next fill do not wait for this one's
-    /// unpacking. `begun`, if given, is recorded when the slot is free and the first step may start.
+    /// The same where what has come is unpacked before it may be read. Copies of the next fill do not wait for this
+    /// one's unpacking. `begun`, if given, is recorded when the slot is free and the first step may start.
     pub fn fill_in_steps(
         &mut self,
         index: SlotIndex,

@@ -107,8 +107,8 @@ fn a_fill_that_comes_again_is_queued_by_few_calls() {
     {
         let (fills, calls) = calls(name, mixture);
         let last = calls[calls.len() - 1];
-        // Per fill: its operators, a wait and a record on either side of slot and fill, a launch; per round and crossing
-        // a move, a signal, a wait.
+        // Per fill: its operators, a wait and a record on either side of slot and fill, a launch; per round and
+        // crossing a move, a signal, a wait.
         assert!(calls[0] > last, "{name}: {calls:?}");
         assert!(last <= 12 * fills as u64 + 24, "{name}: {fills} fills, {calls:?}");
     }

@@ -1,8 +1,8 @@
 //! Recorded sequences on the simulated GPU: the calls of a recording, checked as a driver checks them, and done again
 //! when the sequence is launched.
 //!
-//! Work of streams that follow the recorded one runs on a stream of its own: like nodes of a real graph it is ordered by
-//! the recording's events alone, not by what else is on those streams. Next: `stream.rs`.
+//! Work of streams that follow the recorded one runs on a stream of its own: like nodes of a real graph it is ordered
+//! by the recording's events alone, not by what else is on those streams. Next: `stream.rs`.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

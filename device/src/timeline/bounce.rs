@@ -1,10 +1,10 @@
 //! Host memory that the driver did not pin, on its way to the GPU: a thread brings it into a small pinned ring, from
 //! where the copy engine takes it.
 //!
-//! Left to the driver, such a copy may hold up whoever queues it until the stream comes to it; and where the stream waits
-//! for a part of the round that the same thread is to run, for ever. Here every call only queues. The thread waits for
-//! room in the ring, the stream for the bytes; both move on as long as the stream does. Rules: an entry is read only
-//! after it was written, and written only after its last reader. Next: `staging.rs`.
+//! Left to the driver, such a copy may hold up whoever queues it until the stream comes to it; and where the stream
+//! waits for a part of the round that the same thread is to run, for ever. Here every call only queues. The thread
+//! waits for room in the ring, the stream for the bytes; both move on as long as the stream does. Rules: an entry is
+//! read only after it was written, and written only after its last reader. Next: `staging.rs`.
 
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};

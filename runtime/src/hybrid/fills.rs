@@ -1,6 +1,6 @@
-//! How slots are filled, and which fills one call queues: after the round in which it was first queued a fill is recorded,
-//! and replayed from then on. Chosen experts are replayed with other sources. Not here: steps of fills (`staging.rs`,
-//! `routed.rs`), their order (`device::timeline`). Next: `driver.rs`.
+//! How slots are filled, and which fills one call queues: after the round in which it was first queued a fill is
+//! recorded, and replayed from then on. Chosen experts are replayed with other sources. Not here: steps of fills
+//! (`staging.rs`, `routed.rs`), their order (`device::timeline`). Next: `driver.rs`.
 
 use super::routed::RoutedFill;
 use super::staging::HostCopies;

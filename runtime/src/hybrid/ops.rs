@@ -34,8 +34,8 @@ pub trait OpMaker: Send + Sync {
     /// Order of the bytes of a streamed weight in its slot.
     fn slot_layout(&self, weight: &WeightShape) -> Layout;
 
-    /// Whether a streamed weight arrives through the staging area and [`OpMaker::unpack`] writes its slot. Else the copy
-    /// engine writes it, in the host's order ([`Layout::CpuPanel16`]).
+    /// Whether a streamed weight arrives through the staging area and [`OpMaker::unpack`] writes its slot. Else the
+    /// copy engine writes it, in the host's order ([`Layout::CpuPanel16`]).
     fn unpacks(&self, weight: &WeightShape) -> bool {
         self.slot_layout(weight) != Layout::CpuPanel16
     }

@@ -1,5 +1,5 @@
-//! The staging area behind the slots, and the pieces in which streamed weights pass through its parts: of a large matrix
-//! some panels, of small ones several whole matrices.
+//! The staging area behind the slots, and the pieces in which streamed weights pass through its parts: of a large
+//! matrix some panels, of small ones several whole matrices.
 //! Not here: the order between copies and unpacking (`device::timeline`). Next: `routed.rs`.
 
 use super::memory::matrix_bytes;

@@ -89,6 +89,25 @@ fn a_dense_model_is_resident() {
     check([("qwen3", Mixture::Resident)].into_iter(), emulated, &[64, 3, 1]);
 }
 
+/// Streamed weights, whole or when they are chosen, give the bits of resident ones: the same kernels read what has been
+/// unpacked.
+#[test]
+fn streamed_experts_give_the_bits_of_resident_ones() {
+    let (name, ids) = ("qwen3moe", prompt("qwen3moe"));
+    let logits = |mixture, ubatch| {
+        let mut executor = executor(name, mixture, emulated()).expect("a good plan");
+        feed(&mut executor, &ids, 0, ubatch).expect("good rounds")
+    };
+    // Chosen experts are streamed for one token only.
+    for (mixture, ubatch) in [
+        (Mixture::AllPromoted { slots: 2 }, 8),
+        (Mixture::AllPromoted { slots: 1 }, 1),
+        (Mixture::RoutedByGpu { slots: 2 }, 1),
+    ] {
+        assert!(logits(mixture, ubatch) == logits(Mixture::Resident, ubatch), "{mixture:?}, ubatch {ubatch}");
+    }
+}
+
 #[test]
 #[ignore = "minutes, mostly compiling; run it when operators or kernels change"]
 fn every_family_under_every_mixture() {
