@@ -2,7 +2,7 @@
 
 use super::args::{AttentionArgs, Forms, JoinArgs, View};
 use super::ops::{CacheType, KvCache, RoundInputs};
-use super::{Chip, DevicePtr, Launch};
+use super::{DevicePtr, Launch};
 use crate::cpu::ops::attention::{AttentionShape, Mask};
 
 /// Slots of a split: the place of a token's partial results depends on nothing else.
@@ -82,23 +82,21 @@ pub struct Attend<'a> {
 }
 
 impl Attend<'_> {
-    /// Launches on a chip by a method that takes the shape, in order; the partials have room for all tokens.
-    pub fn launches(&self, chip: Chip, method: Method, tokens: u32) -> Vec<Launch> {
+    /// Launches by a method that takes the shape, in order; the partials have room for all tokens.
+    pub fn launches(&self, method: Method, tokens: u32) -> Vec<Launch> {
         let args = self.arguments(tokens);
         match method {
             Method::Plain => vec![Launch::new("attention", "attention", [args.q_heads, tokens, 1], 128, &args)],
             Method::Split => self.split(tokens, self.value()),
             Method::Tiled => {
-                let (module, kernel, threads, rows, slots) = match (chip, args.k_head_cols) {
-                    (Chip::Sm90, 64) => ("attention_sm90", "attention64", 256, 128, 128),
-                    (Chip::Sm90, 128) => ("attention_sm90", "attention128", 256, 128, 128),
-                    (_, 64) => ("attention_prefill", "attention64", 256, 128, 64),
-                    (_, 128) => ("attention_prefill", "attention128", 256, 128, 64),
-                    _ => ("attention_prefill", "attention256", 128, 64, 32),
+                let (kernel, threads, rows, slots) = match args.k_head_cols {
+                    64 => ("attention64", 256, 128, 64),
+                    128 => ("attention128", 256, 128, 64),
+                    _ => ("attention256", 128, 64, 32),
                 };
                 let grid = [(tokens * self.group()).div_ceil(rows), args.kv_heads, 1];
                 let shared_bytes = 2 * args.k_head_cols * (rows + 4 * slots);
-                vec![Launch::new(module, kernel, grid, threads, &args).with_shared(shared_bytes)]
+                vec![Launch::new("attention_prefill", kernel, grid, threads, &args).with_shared(shared_bytes)]
             }
         }
     }

@@ -3,7 +3,7 @@
 //! shared memory. Slots are taken in tiles; before the loop all tiles are classed as unseen (skipped), seen by every
 //! row (no mask) or mixed. Softmax is online, in base 2; scores and sums are F32, weights F16. Keys, values and queries
 //! stand in shared memory with chunk c of row r at c ^ (r % 8). Head sizes 64, 128, 256 with equal values.
-//! Next file: `attention_sm90.cu`.
+//! Next file: `move.cu`.
 #include "attention_tiles.cuh"
 
 template <u32 D> struct Shape {

@@ -42,7 +42,7 @@ namespace emu {
 struct Copy { void *to; const void *from; bool valid; };
 
 /// An asynchronous product that runs: its operands, and what they held when it started.
-struct Running { u64 a /* 0: in registers */, b; u32 rows_b; u64 seen; };
+struct Running { u64 a, b; u32 rows_b; u64 seen; };
 
 struct Fibre {
     void *stack_pointer = nullptr;
@@ -245,23 +245,12 @@ static u16 operand_element(u64 operand, u32 row, u32 column) {
     return element;
 }
 
-// The same of an operand whose rows are summed over (operand_across).
-static u16 across_element(u64 operand, u32 row, u32 column) {
-    u32 tiles_apart = (u32)(operand >> 16 & 0x3fff) << 4, rows_apart = (u32)(operand >> 32 & 0x3fff) << 4;
-    u32 at = ((u32)(operand & 0x3fff) << 4) + row / 8 * rows_apart + row % 8 * 128;
-    at += column / 64 * tiles_apart + 2 * (column % 64);
-    u16 element;
-    memcpy(&element, shared_start() + (at ^ (at >> 3 & 0x70)), 2);
-    return element;
-}
-
 static u64 digest(const Running &product) {
     u64 sum = 0;
-    for (u32 k = 0; k < 16; k++) {
-        for (u32 row = 0; row < 64 && product.a; row++) sum = sum * 31 + operand_element(product.a, row, k);
-        for (u32 n = 0; n < product.rows_b; n++)
-            sum = sum * 31 + (product.a ? operand_element(product.b, n, k) : across_element(product.b, k, n));
-    }
+    for (u32 row = 0; row < 64; row++)
+        for (u32 column = 0; column < 16; column++) sum = sum * 31 + operand_element(product.a, row, column);
+    for (u32 row = 0; row < product.rows_b; row++)
+        for (u32 column = 0; column < 16; column++) sum = sum * 31 + operand_element(product.b, row, column);
     return sum;
 }
 
@@ -280,24 +269,6 @@ template <u32 N> static void multiply_tiles(float (&d)[N], u64 a, u64 b, bool br
     Running product{a, b, 2 * N, 0};
     if (lane() == 0) product.seen = digest(product);
     fibres[current].products.push_back(product);
-}
-
-template <u32 N> static void multiply_rows(float (&d)[N], const u32 (&a)[4], u64 b) {
-    if (b >> 62 != 1) fail("an operand of another form");
-    auto words = (u32(*)[8])swap_words(a, sizeof a);
-    u32 g = lane() / 4, t = lane() % 4;
-    for (u32 i = 0; i < 2; i++) {
-        float row[16];
-        for (u32 k = 0; k < 16; k++) row[k] = half_of(words[4 * g + k % 8 / 2][k / 8 * 2 + i], k % 2, false);
-        for (u32 n = 0; n < N / 4; n++)
-            for (u32 j = 0; j < 2; j++)
-                for (u32 k = 0; k < 16; k++)
-                    d[4 * n + 2 * i + j] += row[k] * half_of(across_element(b, k, 8 * n + 2 * t + j), 0, false);
-    }
-    Running product{0, b, 2 * N, 0};
-    if (lane() == 0) product.seen = digest(product);
-    fibres[current].products.push_back(product);
-    warp_wait();
 }
 
 static void commit_products() {
@@ -425,24 +396,13 @@ DEVICE u64 operand_at(const void *tile) {
     if (at % 1024 != 0) emu::fail("a tile that starts inside a group of 8 rows");
     return (u64)1 << 62 | (u64)64 << 32 | (u64)1 << 16 | at >> 4;
 }
-DEVICE u64 operand_across(const void *tile, u32 tile_bytes) {
-    return (operand_at(tile) & ~(u64)0x3fff0000) | (u64)(tile_bytes >> 4) << 16;
-}
 DEVICE void publish_shared() {}
 DEVICE void start_products() {}
 DEVICE void commit_products() { emu::commit_products(); }
 template <bool BRAIN, size_t N> DEVICE void multiply_tiles(float (&d)[N], u64 a, u64 b) {
     emu::multiply_tiles<(u32)N>(d, a, b, BRAIN);
 }
-template <size_t N> DEVICE void multiply_first(float (&d)[N], u64 a, u64 b) {
-    for (float &sum : d) sum = 0.0f;
-    emu::multiply_tiles<(u32)N>(d, a, b, false);
-}
-template <size_t N> DEVICE void multiply_rows(float (&d)[N], const u32 (&a)[4], u64 b) {
-    emu::multiply_rows<(u32)N>(d, a, b);
-}
 template <int N> DEVICE void wait_products() { emu::wait_products(N); }
-template <size_t N> DEVICE void settle_sums(float (&)[N]) {}
 template <size_t N> DEVICE void finish_sums(float (&)[N]) { emu::wait_products(0); }
 
 DEVICE void check_aligned(const void *p, uintptr_t bytes) {

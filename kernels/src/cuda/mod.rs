@@ -69,9 +69,6 @@ pub fn modules_for(
     lookups: impl IntoIterator<Item = (WeightType, GpuLayout)>,
 ) -> Vec<&'static str> {
     let mut names = GENERAL.to_vec();
-    if chip == Chip::Sm90 {
-        names.push("attention_sm90");
-    }
     for (ty, layout) in products {
         match ty.is_plain() {
             true => names.push(product::float_module(ty)),

@@ -10,11 +10,6 @@ static constexpr u64 OPERAND_FORM = (u64)1 << 62 | (u64)64 << 32 | (u64)1 << 16;
 #ifndef ATS_EMULATE
 DEVICE u64 operand_at(const void *tile) { return OPERAND_FORM | (shared_address(tile) & 0x3ffff) >> 4; }
 
-/// An operand whose rows are summed over: tiles of 64 columns, `tile_bytes` apart.
-DEVICE u64 operand_across(const void *tile, u32 tile_bytes) {
-    return (OPERAND_FORM & ~(u64)0x3fff0000) | (u64)(tile_bytes >> 4) << 16 | (shared_address(tile) & 0x3ffff) >> 4;
-}
-
 /// What ordinary stores and finished copies of this thread wrote to shared memory is seen by tensor cores that start
 /// after the next barrier.
 DEVICE void publish_shared() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
@@ -31,7 +26,6 @@ DEVICE void publish_shared() { asm volatile("fence.proxy.async.shared::cta;" :::
 #define ATS_NAMES_128 ATS_NAMES_96 "," \
     "%96,%97,%98,%99,%100,%101,%102,%103,%104,%105,%106,%107,%108,%109,%110,%111," \
     "%112,%113,%114,%115,%116,%117,%118,%119,%120,%121,%122,%123,%124,%125,%126,%127"
-/// Registers of sums that are added to, and of sums that begin.
 #define ATS_SUMS_8(d, i)                                                                                              \
     "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]),       \
         "+f"(d[i + 7])
@@ -39,14 +33,9 @@ DEVICE void publish_shared() { asm volatile("fence.proxy.async.shared::cta;" :::
 #define ATS_SUMS_64(d) ATS_SUMS_32(d, 0), ATS_SUMS_32(d, 32)
 #define ATS_SUMS_96(d) ATS_SUMS_64(d), ATS_SUMS_32(d, 64)
 #define ATS_SUMS_128(d) ATS_SUMS_96(d), ATS_SUMS_32(d, 96)
-#define ATS_NEW_8(d, i)                                                                                               \
-    "=f"(d[i]), "=f"(d[i + 1]), "=f"(d[i + 2]), "=f"(d[i + 3]), "=f"(d[i + 4]), "=f"(d[i + 5]), "=f"(d[i + 6]),       \
-        "=f"(d[i + 7])
-#define ATS_NEW_32(d, i) ATS_NEW_8(d, i), ATS_NEW_8(d, i + 8), ATS_NEW_8(d, i + 16), ATS_NEW_8(d, i + 24)
-#define ATS_NEW_64(d) ATS_NEW_32(d, 0), ATS_NEW_32(d, 32)
-#define ATS_MULTIPLY(n, type, names, a_name, b_name, add, sums, a, b)                                                 \
-    asm volatile("{\n.reg .pred p;\nsetp." add ".u32 p, 0, 0;\nwgmma.mma_async.sync.aligned.m64n" n "k16.f32." type   \
-                 "." type " {" names "}, " a_name ", " b_name ", p, 1, 1, 0, 0;\n}"                                    \
+#define ATS_MULTIPLY(n, type, names, a_name, b_name, sums, a, b)                                                      \
+    asm volatile("{\n.reg .pred p;\nsetp.eq.u32 p, 0, 0;\nwgmma.mma_async.sync.aligned.m64n" n "k16.f32." type "."   \
+                 type " {" names "}, " a_name ", " b_name ", p, 1, 1, 0, 0;\n}"                                       \
                  : sums : "l"(a), "l"(b) : "memory")
 
 /// Opens a group of products.
@@ -59,53 +48,29 @@ DEVICE void commit_products() { asm volatile("wgmma.commit_group.sync.aligned;" 
 /// has rows 16 w + g and + 8, columns 8 n + 2 t and + 1 in sum[4 n..]. It goes on after the call, but a warp whose last
 /// product has not begun waits for it here. The sums are not to be touched until `finish_sums`.
 template <bool BRAIN> DEVICE void multiply_tiles(float (&d)[32], u64 a, u64 b) {
-    if constexpr (BRAIN) ATS_MULTIPLY("64", "bf16", ATS_NAMES_32, "%32", "%33", "eq", ATS_SUMS_32(d, 0), a, b);
-    else ATS_MULTIPLY("64", "f16", ATS_NAMES_32, "%32", "%33", "eq", ATS_SUMS_32(d, 0), a, b);
+    if constexpr (BRAIN) ATS_MULTIPLY("64", "bf16", ATS_NAMES_32, "%32", "%33", ATS_SUMS_32(d, 0), a, b);
+    else ATS_MULTIPLY("64", "f16", ATS_NAMES_32, "%32", "%33", ATS_SUMS_32(d, 0), a, b);
 }
 template <bool BRAIN> DEVICE void multiply_tiles(float (&d)[64], u64 a, u64 b) {
-    if constexpr (BRAIN) ATS_MULTIPLY("128", "bf16", ATS_NAMES_64, "%64", "%65", "eq", ATS_SUMS_64(d), a, b);
-    else ATS_MULTIPLY("128", "f16", ATS_NAMES_64, "%64", "%65", "eq", ATS_SUMS_64(d), a, b);
+    if constexpr (BRAIN) ATS_MULTIPLY("128", "bf16", ATS_NAMES_64, "%64", "%65", ATS_SUMS_64(d), a, b);
+    else ATS_MULTIPLY("128", "f16", ATS_NAMES_64, "%64", "%65", ATS_SUMS_64(d), a, b);
 }
 template <bool BRAIN> DEVICE void multiply_tiles(float (&d)[96], u64 a, u64 b) {
-    if constexpr (BRAIN) ATS_MULTIPLY("192", "bf16", ATS_NAMES_96, "%96", "%97", "eq", ATS_SUMS_96(d), a, b);
-    else ATS_MULTIPLY("192", "f16", ATS_NAMES_96, "%96", "%97", "eq", ATS_SUMS_96(d), a, b);
+    if constexpr (BRAIN) ATS_MULTIPLY("192", "bf16", ATS_NAMES_96, "%96", "%97", ATS_SUMS_96(d), a, b);
+    else ATS_MULTIPLY("192", "f16", ATS_NAMES_96, "%96", "%97", ATS_SUMS_96(d), a, b);
 }
 template <bool BRAIN> DEVICE void multiply_tiles(float (&d)[128], u64 a, u64 b) {
-    if constexpr (BRAIN) ATS_MULTIPLY("256", "bf16", ATS_NAMES_128, "%128", "%129", "eq", ATS_SUMS_128(d), a, b);
-    else ATS_MULTIPLY("256", "f16", ATS_NAMES_128, "%128", "%129", "eq", ATS_SUMS_128(d), a, b);
-}
-
-#define ATS_MULTIPLY_ROWS(n, names, a0, a1, a2, a3, b_name, sums, a, b)                                               \
-    asm volatile("{\n.reg .pred p;\nsetp.eq.u32 p, 0, 0;\nwgmma.mma_async.sync.aligned.m64n" n                      \
-                 "k16.f32.f16.f16 {" names "}, {" a0 "," a1 "," a2 "," a3 "}, " b_name ", p, 1, 1, 1;\n}"             \
-                 : sums : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b) : "memory")
-
-/// sum += a b over 16 columns of 64 rows, in F16: a in registers as a fragment of `mma` (each warp its 16 rows), b with
-/// a row of shared memory per column of a (`operand_across`).
-DEVICE void multiply_rows(float (&d)[32], const u32 (&a)[4], u64 b) {
-    ATS_MULTIPLY_ROWS("64", ATS_NAMES_32, "%32", "%33", "%34", "%35", "%36", ATS_SUMS_32(d, 0), a, b);
-}
-DEVICE void multiply_rows(float (&d)[64], const u32 (&a)[4], u64 b) {
-    ATS_MULTIPLY_ROWS("128", ATS_NAMES_64, "%64", "%65", "%66", "%67", "%68", ATS_SUMS_64(d), a, b);
-}
-
-/// The first product of a sum, in F16: what was there does not count.
-DEVICE void multiply_first(float (&d)[64], u64 a, u64 b) {
-    ATS_MULTIPLY("128", "f16", ATS_NAMES_64, "%64", "%65", "ne", ATS_NEW_64(d), a, b);
+    if constexpr (BRAIN) ATS_MULTIPLY("256", "bf16", ATS_NAMES_128, "%128", "%129", ATS_SUMS_128(d), a, b);
+    else ATS_MULTIPLY("256", "f16", ATS_NAMES_128, "%128", "%129", ATS_SUMS_128(d), a, b);
 }
 
 /// Waits until at most N closed groups run.
 template <int N> DEVICE void wait_products() { asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(N) : "memory"); }
 
-/// The sums of groups that were waited for are there.
-template <u32 N> DEVICE void settle_sums(float (&d)[N]) {
-#pragma unroll
-    for (u32 i = 0; i < N; i++) asm volatile("" : "+f"(d[i])::"memory");
-}
-
 /// Waits for all groups; the sums are there.
 template <u32 N> DEVICE void finish_sums(float (&d)[N]) {
     wait_products<0>();
-    settle_sums(d);
+#pragma unroll
+    for (u32 i = 0; i < N; i++) asm volatile("" : "+f"(d[i])::"memory");
 }
 #endif

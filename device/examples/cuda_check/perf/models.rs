@@ -194,7 +194,7 @@ fn attention_us(
         // F16 of about 1e-3 everywhere: 0x1111 repeated.
         let cache = KvCache { ty: CacheType::F16, keys, values, slot_positions, slot_sequences, k_cols, v_cols };
         let (cache, inputs, sinks) = (&cache, &inputs, DevicePtr::NULL);
-        launches.extend(Attend { shape, q, out, cache, inputs, sinks, partials }.launches(lab.chip(), method, tokens));
+        launches.extend(Attend { shape, q, out, cache, inputs, sinks, partials }.launches(method, tokens));
     }
     Ok(lab.time(&launches)? / copies as f64)
 }

@@ -9,7 +9,7 @@ use crate::cpu::ops::rope::RopePairing;
 use crate::cuda::attention::{Attend, Method, Partials};
 use crate::cuda::ops::{self, CacheType, Heads, KvCache, RopeShape, RoundInputs};
 use crate::cuda::rows;
-use crate::cuda::{Chip, DevicePtr, Forms, View};
+use crate::cuda::{DevicePtr, Forms, View};
 
 /// All checks of this file.
 pub(super) const CHECKS: [(&str, Check); 3] = [
@@ -130,7 +130,7 @@ fn attention_in_forms(bench: &mut Bench) -> Result<(), String> {
     let plain = bench.room_rows(tokens, heads * cols)?;
     let (partials, sinks) = (Partials::default(), DevicePtr::NULL);
     let attend = Attend { shape: &shape, q, out: plain, cache: &cache, inputs: &inputs, sinks, partials };
-    bench.run(attend.launches(Chip::Portable, Method::Plain, tokens as u32))?;
+    bench.run(attend.launches(Method::Plain, tokens as u32))?;
     let got: Vec<f32> = bench.get(converted.forms.f32, tokens * heads * cols)?;
     let want: Vec<f32> = bench.get(plain.data, tokens * heads * cols)?;
     let want: Vec<f64> = want.iter().map(|&x| f64::from(x)).collect();

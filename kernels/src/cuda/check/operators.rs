@@ -10,7 +10,7 @@ use crate::cuda::experts::{Routing, route};
 use crate::cuda::ops::{self, CacheType, GroupNorm, KvCache, RopeShape, RoundInputs};
 use crate::cuda::recurrent::{Delta, States, causal_conv, delta_net};
 use crate::cuda::rows;
-use crate::cuda::{Chip, DevicePtr, Forms, View};
+use crate::cuda::{DevicePtr, Forms, View};
 use half::f16;
 
 /// Runs the operator table, attention by every method that takes a case.
@@ -18,12 +18,8 @@ use half::f16;
 /// # Errors
 /// The first case that misses its tolerance.
 pub fn check_operators(machine: &mut dyn Machine) -> Result<(), String> {
-    let ways = [Method::Plain, Method::Split, Method::Tiled].map(|method| (method, Chip::Portable));
-    for (preferred, chip) in ways.into_iter().chain([(Method::Tiled, Chip::Sm90)]) {
-        if !machine.chips().contains(&chip) {
-            continue;
-        }
-        let mut backend = Backend { machine, preferred, chip, failure: None };
+    for preferred in [Method::Plain, Method::Split, Method::Tiled] {
+        let mut backend = Backend { machine, preferred, failure: None };
         let result = check_ops(&mut backend);
         if let Some(failure) = backend.failure {
             return Err(failure);
@@ -37,13 +33,12 @@ pub fn check_operators(machine: &mut dyn Machine) -> Result<(), String> {
 struct Backend<'m> {
     machine: &'m mut dyn Machine,
     preferred: Method,
-    chip: Chip,
     failure: Option<String>,
 }
 
 impl OpBackend for Backend<'_> {
     fn name(&self) -> String {
-        format!("{}, attention by {:?}, {:?}", self.machine.name(), self.preferred, self.chip)
+        format!("{}, attention by {:?}", self.machine.name(), self.preferred)
     }
 
     fn run(&mut self, case: &OpCase, operands: &Operands) -> Option<Vec<f32>> {
@@ -54,7 +49,7 @@ impl OpBackend for Backend<'_> {
         }
         let result = self.machine.clear().and_then(|()| {
             let mut bench = Bench { machine: &mut *self.machine };
-            run_case(&mut bench, case, operands, (self.preferred, self.chip))
+            run_case(&mut bench, case, operands, self.preferred)
         });
         result.unwrap_or_else(|error| {
             self.failure.get_or_insert(format!("{case:?}: {error}"));
@@ -70,12 +65,7 @@ impl OpBackend for Backend<'_> {
     }
 }
 
-fn run_case(
-    bench: &mut Bench,
-    case: &OpCase,
-    operands: &Operands,
-    (method, chip): (Method, Chip),
-) -> Result<Option<Vec<f32>>, String> {
+fn run_case(bench: &mut Bench, case: &OpCase, operands: &Operands, method: Method) -> Result<Option<Vec<f32>>, String> {
     match *case {
         OpCase::RmsNorm { .. } | OpCase::L2Norm { .. } => norm(bench, case, operands).map(Some),
         OpCase::Router { .. } => router(bench, case, operands).map(Some),
@@ -87,7 +77,7 @@ fn run_case(
             if !takes(method, &shape, cache) {
                 return Ok(None);
             }
-            let kind = AttentionKind { tokens, cache, mla, sinks, method, chip };
+            let kind = AttentionKind { tokens, cache, mla, sinks, method };
             attend(bench, &shape, kind, operands).map(Some)
         }
         OpCase::Softmax { .. } => Ok(None), // part of other kernels here
@@ -254,7 +244,6 @@ struct AttentionKind {
     mla: bool,
     sinks: bool,
     method: Method,
-    chip: Chip,
 }
 
 fn attend(
@@ -302,7 +291,7 @@ fn attend(
     };
     let tokens = kind.tokens as u32;
     let attend = Attend { shape, q, out, cache: &cache, inputs: &inputs, sinks, partials };
-    bench.run(attend.launches(kind.chip, kind.method, tokens))?;
+    bench.run(attend.launches(kind.method, tokens))?;
     bench.get(out.data, kind.tokens * out_cols)
 }
 

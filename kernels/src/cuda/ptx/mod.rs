@@ -6,7 +6,6 @@ pub const PTX: &[(&str, &[u8])] = &[
     ("attention", include_bytes!("attention.ptx.gz")),
     ("attention_decode", include_bytes!("attention_decode.ptx.gz")),
     ("attention_prefill", include_bytes!("attention_prefill.ptx.gz")),
-    ("attention_sm90", include_bytes!("attention_sm90.ptx.gz")),
     ("elementwise", include_bytes!("elementwise.ptx.gz")),
     ("embed_bf16", include_bytes!("embed_bf16.ptx.gz")),
     ("embed_f16", include_bytes!("embed_f16.ptx.gz")),

@@ -241,7 +241,7 @@ fn attention_launches(
     let (keys, values) = (lab.room(side)?, lab.room(side)?);
     let cache = KvCache { ty, keys, values, slot_positions, slot_sequences, k_cols: kv_cols, v_cols: kv_cols };
     let attend = Attend { shape, q, out, cache: &cache, inputs: &inputs, sinks: DevicePtr::NULL, partials };
-    Ok(attend.launches(lab.chip(), method, tokens))
+    Ok(attend.launches(method, tokens))
 }
 
 /// Heads of Qwen3-Next.

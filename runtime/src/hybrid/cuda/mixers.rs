@@ -71,7 +71,7 @@ impl Lower<'_> {
         let start = self.env.scratch.start;
         let (sums, scales) =
             (at(start.offset(self.scratch.partial_sums)), at(start.offset(self.scratch.partial_scales)));
-        let (room_bytes, chip) = (self.scratch.partial_sum_bytes, self.chip);
+        let room_bytes = self.scratch.partial_sum_bytes;
         self.emit(move |args, out| {
             let slots = slots_seen(&tables, args.context_tokens, slots);
             let partials = Partials { sums, scales, slots };
@@ -87,7 +87,7 @@ impl Lower<'_> {
                     let forms = if attending.writes(&forms, args.tokens) { forms } else { attend.value() };
                     out.extend(attend.launches_in_groups(args.tokens, room, forms));
                 }
-                _ => out.extend(attend.launches(chip, method, args.tokens)),
+                _ => out.extend(attend.launches(method, args.tokens)),
             }
         });
         Ok(())
