@@ -135,7 +135,8 @@ impl Tenants<'_> {
         let (mut weights, mut states, mut arena) = (Places::default(), Places::default(), Places::default());
         let (resident, mut touched) = (self.weights_of(self.resident), self.weights_of(self.on_gpu));
         // No operator reads them, but makers compute angles with them.
-        for factors in self.program.ropes.iter().filter_map(|rope| rope.factors) {
+        let ropes_here = self.program.ropes.iter().filter(|_| self.uses_gpu());
+        for factors in ropes_here.filter_map(|rope| rope.factors) {
             touched[factors.index()] = true;
         }
         let (mut large, mut small) = (Vec::new(), Vec::new());
