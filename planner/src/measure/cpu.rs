@@ -315,7 +315,7 @@ impl Lab {
         }
     }
 
-    /// A point of a shape; for many tokens, and of a matrix that is too large to rotate through, on a slice of its rows.
+    /// A point of a shape; for many tokens, and of a matrix too large to rotate through, on a slice of its rows.
     fn point(&mut self, shape: &Shape, tokens: u32) -> Result<Point, MeasureError> {
         let effort = self.effort();
         let ty = weight_type(shape.weight_type)?;

@@ -241,8 +241,8 @@ fn attention_shows_a_bad_key_to_those_who_see_it() {
     }
 }
 
-/// R13 and gpt-oss: a window of n sees n positions, its own included, and a sink joins the denominator alone. Position p
-/// has the weight w_p before the softmax and the value p + 1.
+/// R13 and gpt-oss: a window of n sees n positions, its own included, and a sink joins the denominator alone. Position
+/// p has the weight w_p before the softmax and the value p + 1.
 #[test]
 fn windows_and_sinks_weigh_by_the_formula() {
     let weights = [8_f32, 1.0, 2.0, 4.0];
