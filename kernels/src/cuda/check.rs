@@ -3,6 +3,7 @@
 //! [`check_products`], [`check_operators`] and [`check_rest`] compare with the oracles; errors name the case. Nothing
 //! is timed here. `device/examples/cuda_check.rs` runs it on a GPU, `tests/cuda_emulated.rs` on a CPU.
 
+mod depth;
 mod fused;
 mod operators;
 mod products;

@@ -1,7 +1,7 @@
 //! What no case table covers: row look-up, forms of activations, cache writes, several sequences, movements, flags.
-//! Next: `fused.rs`.
+//! Next: `depth.rs`.
 
-use super::{Bench, Machine, fused, judge, relative_norm};
+use super::{Bench, Machine, depth, fused, judge, relative_norm};
 use crate::cases::{Random, random_weights};
 use crate::cpu::ops::attention::{AttentionShape, Mask};
 use crate::cpu::ops::elementwise::Glu;
@@ -25,7 +25,7 @@ pub(super) type Check = fn(&mut Bench) -> Result<(), String>;
 /// # Errors
 /// The first that fails.
 pub fn check_rest(machine: &mut dyn Machine) -> Result<(), String> {
-    let checks: [(&str, Check); 11] = [
+    let checks: [(&str, Check); 12] = [
         ("embedding rows", embedding),
         ("panels taken apart", panels),
         ("entries sorted by expert", sorting),
@@ -34,6 +34,7 @@ pub fn check_rest(machine: &mut dyn Machine) -> Result<(), String> {
         ("gated unit in forms", glu_forms),
         ("norm and rotation of heads", norm_and_rope),
         ("cache and sequences", sequences),
+        ("attention deep in a context", depth::deep_contexts),
         ("states of sequences", conv_sequences),
         ("movements and flags", movements),
         ("sums and selections", sums),
