@@ -116,7 +116,7 @@ proptest! {
             let tokenizer = cached_tokenizer(name);
             let ids = tokenizer.encode(&text, AddSpecial::No, ParseSpecial::No);
             let back = String::from_utf8(tokenizer.decode(&ids, RenderSpecial::Yes)).expect("text comes back as UTF-8");
-            // What a vocabulary lists as its user's own is shown as it is listed, in llama.cpp too: here runs of spaces.
+            // What a vocabulary lists as its user's own is shown as listed, in llama.cpp too: here runs of spaces.
             let back = if name == "gemma3" { back.replace('\u{2581}', " ") } else { back };
             prop_assert_eq!(back, text.as_str(), "{}", name);
         }
