@@ -20,7 +20,8 @@ runs=${RUNS:-7} threads_list=${THREADS:-1 2} prompt=${PROMPT:-512} generate=${GE
 # Tokens per second of our prefill and decode, one line each.
 ours() { # model threads
     "$ats_run" bench "$1" --threads "$2" --prompt "$prompt" --generate "$generate" --repetitions 1 --format csv |
-        tail -n 2 | awk -F, '{ print $(NF - 2) }'
+        python3 -c 'import csv, sys
+for row in csv.DictReader(sys.stdin): print(row["median_tokens_per_s"])'
 }
 
 # The same of the peer.
