@@ -4,31 +4,16 @@
 mod common;
 
 use common::{lowered, open};
+use fixtures::REFERENCE_MODELS;
 use plan_format::arena::{Arena, RoundLimits};
 use plan_format::program::{ItemKind, Program};
 use plan_format::text::program_text;
 use planner::arch;
 use planner::graph::graph_text;
 
-/// Reference models by name; the family stands in the file.
-const MODELS: &[&str] = &[
-    "llama",
-    "llama-spm",
-    "qwen2",
-    "qwen3",
-    "gemma3",
-    "glm4",
-    "qwen3moe",
-    "gpt-oss",
-    "qwen3next",
-    "qwen35moe",
-    "llama4",
-    "deepseek2",
-];
-
 #[test]
 fn every_reference_model_lowers_to_a_verified_program() {
-    for name in MODELS {
+    for name in REFERENCE_MODELS {
         let program = lowered(name);
         let kind = |kind| program.items.iter().filter(|item| item.kind == kind).count();
         let states = kind(ItemKind::Attention) + 2 * kind(ItemKind::Recurrent);
@@ -49,7 +34,7 @@ fn gemma3_graph_is_as_recorded() {
 
 #[test]
 fn arenas_are_valid_and_near_their_floor() {
-    for name in MODELS {
+    for name in REFERENCE_MODELS {
         let program = lowered(name);
         for (ubatch_tokens, output_tokens) in [(1, 1), (7, 3), (512, 1), (512, 512)] {
             let limits = RoundLimits { ubatch_tokens, output_tokens };

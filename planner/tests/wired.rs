@@ -3,6 +3,7 @@
 
 mod common;
 
+use fixtures::REFERENCE_MODELS;
 use plan_format::arena::RoundLimits;
 use plan_format::artifact::{KvType, Options, Plan, Region};
 use plan_format::fingerprint::{DeviceFingerprint, ModelFingerprint};
@@ -14,21 +15,6 @@ use planner::plan_model;
 use planner::profile::machines::MACHINES;
 use planner::profile::{Profile, synthetic};
 use planner::regime::{Grid, SolveError};
-
-const MODELS: [&str; 12] = [
-    "deepseek2",
-    "gemma3",
-    "glm4",
-    "gpt-oss",
-    "llama",
-    "llama-spm",
-    "llama4",
-    "qwen2",
-    "qwen3",
-    "qwen35moe",
-    "qwen3moe",
-    "qwen3next",
-];
 
 fn machine(name: &str) -> Profile {
     synthetic::profile(MACHINES.iter().find(|machine| machine.name == name).unwrap())
@@ -103,7 +89,7 @@ fn check_layouts(plan: &Plan, what: &str) {
 #[test]
 fn every_model_is_planned_on_every_machine() {
     let (mut resident, mut host, mut streamed) = (0, 0, 0);
-    for model in MODELS {
+    for model in REFERENCE_MODELS {
         for machine in MACHINES {
             let budgets: &[u64] = if machine.gpu.is_some() { &[0, 1 << 20, 2 << 20, 1 << 30] } else { &[0] };
             for &vram_bytes in budgets {

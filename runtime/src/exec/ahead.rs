@@ -3,7 +3,7 @@
 //! first when the wait is over. Only where tokens are few: then the product's time is that of reading its weights.
 //! Not here: the product (`product.rs`). Next: `run.rs`.
 
-use super::product::{grain, panels_of};
+use super::product::{grain, panels_of, shares};
 use super::run::Context;
 use super::step::{Part, Step, Task};
 use super::weights::Precision;
@@ -87,22 +87,17 @@ impl Context<'_> {
 
     /// Brings a block's weights into this core's caches until the part begins. Returns how many bytes.
     fn bring(&self, parts: &[Part], block: Range<usize>, (begun, index): (&Begun, usize)) -> usize {
-        let (mut start, mut brought) = (0, 0);
-        for part in parts {
-            let end = start + panels_of(self, part);
-            let panels = block.start.max(start)..block.end.min(end);
-            if let (true, Ok(matrix)) = (panels.start < panels.end, self.weights.matrix(part.weight, 0)) {
-                let panel_bytes = matrix.bytes().len() / matrix.panels().max(1);
-                let bytes = (panels.start - start) * panel_bytes..(panels.end - start) * panel_bytes;
-                for piece in matrix.bytes()[bytes].chunks(BYTES_PER_LOOK) {
-                    if begun.has(index) {
-                        return brought;
-                    }
-                    prefetch(piece);
-                    brought += piece.len();
+        let mut brought = 0;
+        for (part, panels) in shares(self, parts, block) {
+            let Ok(matrix) = self.weights.matrix(part.weight, 0) else { continue };
+            let panel_bytes = matrix.bytes().len() / matrix.panels().max(1);
+            for piece in matrix.bytes()[panels.start * panel_bytes..panels.end * panel_bytes].chunks(BYTES_PER_LOOK) {
+                if begun.has(index) {
+                    return brought;
                 }
+                prefetch(piece);
+                brought += piece.len();
             }
-            start = end;
         }
         brought
     }

@@ -21,14 +21,17 @@ impl Executor {
     /// Switches are noted with what the system says of the machine from now on. A CPU on its own with one schedule, and
     /// a GPU with one, have nothing to note.
     pub fn watch(&mut self, watch: Watch) {
-        let selector = self.hybrid.as_mut().map(|hybrid| &mut hybrid.selector).or(self.selector.as_mut());
-        if let Some(selector) = selector.filter(|selector| selector.is_adaptive()) {
+        if let Some(selector) = self.selector_mut().filter(|selector| selector.is_adaptive()) {
             selector.watch(watch);
         }
     }
 
     fn selector(&self) -> Option<&Selector> {
         self.hybrid.as_ref().map(|hybrid| &hybrid.selector).or(self.selector.as_ref())
+    }
+
+    fn selector_mut(&mut self) -> Option<&mut Selector> {
+        self.hybrid.as_mut().map(|hybrid| &mut hybrid.selector).or(self.selector.as_mut())
     }
 
     /// Switches of schedules under load so far, and measured over expected times of CPU, GPU and link.
@@ -38,8 +41,7 @@ impl Executor {
 
     /// From now on rounds of this schedule's phase take it; `None` = they choose again.
     pub fn pin_schedule(&mut self, schedule: Option<usize>) {
-        let selector = self.hybrid.as_mut().map(|hybrid| &mut hybrid.selector).or(self.selector.as_mut());
-        if let Some(selector) = selector {
+        if let Some(selector) = self.selector_mut() {
             selector.pin(schedule);
         }
     }

@@ -9,7 +9,7 @@ mod ahead;
 mod attention;
 mod barriers;
 mod experts;
-mod failure;
+pub(crate) mod failure;
 mod follow;
 mod hits;
 mod light;

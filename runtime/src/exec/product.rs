@@ -54,6 +54,21 @@ pub fn panels_of(context: &Context, part: &Part) -> usize {
     context.weights.dims(part.weight).0.div_ceil(PANEL_ROWS)
 }
 
+/// What a block of a fused group's panels has of each part, in the part's own panels.
+pub fn shares<'p>(
+    context: &Context,
+    parts: &'p [Part],
+    block: Range<usize>,
+) -> impl Iterator<Item = (&'p Part, Range<usize>)> {
+    let mut end = 0;
+    parts.iter().filter_map(move |part| {
+        let start = end;
+        end += panels_of(context, part);
+        let (first, last) = (block.start.max(start), block.end.min(end));
+        (first < last).then(|| (part, first - start..last - start))
+    })
+}
+
 impl<'a> Context<'a> {
     /// A worker's memory of values that live there.
     pub fn values(&self, worker: usize, home: Home) -> &'a Shared {
@@ -152,19 +167,12 @@ impl<'a> Context<'a> {
         tokens: usize,
         claimed: Range<usize>,
     ) -> Result<(), Error> {
-        let mut start = 0;
-        for part in parts {
-            let end = start + panels_of(self, part);
-            let panels = claimed.start.max(start)..claimed.end.min(end);
-            if panels.start < panels.end {
-                let operands = self.operands(worker, part, tokens)?;
-                let panels = panels.start - start..panels.end - start;
-                match part.form {
-                    ActForm::Pairs => self.multiply_pairs(&operands, panels, &mut scratch.pairs)?,
-                    _ => self.multiply(&operands, panels)?,
-                }
+        for (part, panels) in shares(self, parts, claimed) {
+            let operands = self.operands(worker, part, tokens)?;
+            match part.form {
+                ActForm::Pairs => self.multiply_pairs(&operands, panels, &mut scratch.pairs)?,
+                _ => self.multiply(&operands, panels)?,
             }
-            start = end;
         }
         Ok(())
     }

@@ -15,6 +15,7 @@ use super::select::Selector;
 use super::shrink::with_slots;
 use super::staging::{HostCopies, StagingArea};
 use crate::Error;
+use crate::exec::failure::lock;
 use crate::exec::prepare::{Limits, Prepared};
 use crate::exec::shared::Shared;
 use crate::exec::states::{Piece, States};
@@ -216,11 +217,6 @@ impl Hybrid {
     pub fn parts(&self, schedule: usize) -> &[PartSteps] {
         &self.parts[schedule]
     }
-}
-
-/// A lock whose poison does not matter: the data are working memory without invariants.
-fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
 }
 
 /// Experts of an item of which some schedule streams only the chosen ones: a round of few tokens, or a slot that does

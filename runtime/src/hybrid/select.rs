@@ -4,13 +4,14 @@
 use super::adapt::{Adaptive, Contention, Cores, Sample, Switch};
 use super::choose::{Table, context_of};
 use crate::exec::Round;
+use crate::exec::failure::lock;
 use device::clock::Nanos;
 use device::evidence::Watch;
 use device::team::Pressure;
 use plan_format::artifact::Plan;
 use plan_format::costs::CaseCosts;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 /// See the module text.
@@ -49,7 +50,7 @@ impl Selector {
     }
 
     fn adaptive(&self) -> Option<MutexGuard<'_, Adaptive>> {
-        self.adaptive.as_ref().map(|adaptive| adaptive.lock().unwrap_or_else(PoisonError::into_inner))
+        self.adaptive.as_ref().map(lock)
     }
 
     /// The schedule of a round that begins at `now`.
