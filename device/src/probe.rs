@@ -10,7 +10,7 @@ mod read;
 
 use std::time::{Duration, Instant};
 
-pub use read::{ReadPoint, Rotation, read_curve};
+pub use read::{ReadPoint, Rotation, read_curve, read_sum};
 
 use crate::DeviceError;
 use crate::team::{Team, Worker};

@@ -5,13 +5,14 @@ mod common;
 use plan_format::artifact::KvType;
 use planner::cost::{Demand, needs, price};
 use planner::measure::{Pace, Shape, add_curves, add_points, all_needs, machine, shapes, unmeasured};
-use planner::profile::{Backend, Operator, Profile};
+use planner::profile::{Backend, Operator, Point, Profile};
 use std::time::Duration;
 
 /// A glance: figures are poor, but all of them are there.
 const GLANCE: Pace = Pace {
     all: Duration::from_millis(200),
     figure_most: Duration::from_millis(1),
+    sweeps: 2,
     rotation_bytes: 16 << 20,
     product_tokens: &[1, 8],
     expert_tokens: &[1, 8],
@@ -74,7 +75,11 @@ fn the_shapes_of_a_model_become_points() {
             (p.operator, p.rows, p.columns) == (shape.operator, shape.rows, shape.columns)
                 && p.weight_type == shape.weight_type
         });
-        let tokens: Vec<u32> = of_shape.map(|p| p.tokens).collect();
+        let most = profile.team_sizes().into_iter().max();
+        let of_team = of_shape.clone().filter(|p| Some(p.threads) == most);
+        let tokens: Vec<u32> = of_team.map(|p| p.tokens).collect();
+        // Other teams are timed for decode alone.
+        assert!(of_shape.filter(|p| Some(p.threads) != most).all(|p| p.tokens == 1), "{shape}");
         let expected = if shape.operator == Operator::ExpertMatmul { vec![1, 8] } else { vec![1, 2, 16] };
         assert_eq!(tokens, expected, "{shape}");
     }
@@ -104,7 +109,9 @@ fn a_matrix_larger_than_what_is_rotated_through_is_timed_by_a_slice() {
     let shape = |rows| Shape { operator, weight_type, rows, columns: 4096 };
     let mut profile = machine(&vec![(operator, weight_type)], GLANCE, &mut |_, _| {}).unwrap();
     add_points(&mut profile, &[shape(1024), shape(10_240)], GLANCE, &mut |_, _| {}).unwrap();
-    let tokens = |rows| profile.points.iter().filter(|p| p.rows == rows && p.time_us > 0.0).map(|p| p.tokens).collect();
+    let most = profile.team_sizes().into_iter().max();
+    let timed = |p: &&Point| p.time_us > 0.0 && Some(p.threads) == most;
+    let tokens = |rows| profile.points.iter().filter(timed).filter(|p| p.rows == rows).map(|p| p.tokens).collect();
     for rows in [1024, 10_240] {
         let found: Vec<u32> = tokens(rows);
         assert_eq!(found, GLANCE.point_tokens, "{rows} rows");

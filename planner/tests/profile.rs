@@ -63,7 +63,7 @@ fn beyond_its_points_a_shape_follows_the_curves_from_the_nearest() {
     let mut profile = laptop();
     profile.points = vec![point(1, 1000.0), point(4, 4000.0)];
     let curve_us = |tokens, threads| laptop().time_us(&key(tokens, threads)).unwrap();
-    // (tokens, threads) asked for, and the point that answers: of the team first, then by tokens.
+    // (tokens, threads) asked for, and the point that answers: the nearest.
     let cases = [((8.0, 8), (4.0, 4000.0)), ((1.0, 4), (1.0, 1000.0)), ((2.5, 2), (4.0, 4000.0))];
     for ((tokens, threads), (near_tokens, near_us)) in cases {
         let expected = curve_us(tokens, threads) * near_us / curve_us(near_tokens, 8);
@@ -76,16 +76,51 @@ fn beyond_its_points_a_shape_follows_the_curves_from_the_nearest() {
 }
 
 #[test]
+fn a_part_of_the_team_has_points_of_its_own_for_the_tokens_near_them() {
+    let mut profile = laptop();
+    let of_half = Point { threads: 4, ..point(1, 1500.0) };
+    profile.points = vec![point(1, 1000.0), point(128, 40_000.0), of_half];
+    assert_eq!(profile.time_us(&key(1.0, 4)).unwrap(), 1500.0);
+    let curve_us = |tokens, threads| laptop().time_us(&key(tokens, threads)).unwrap();
+    // Three threads are nearer to four than to eight, 100 tokens of four threads to 128 of eight than to one.
+    for ((tokens, threads), (near_tokens, near_threads, near_us)) in
+        [((1.0, 3), (1.0, 4, 1500.0)), ((100.0, 4), (128.0, 8, 40_000.0))]
+    {
+        let expected = curve_us(tokens, threads) * near_us / curve_us(near_tokens, near_threads);
+        let found = profile.time_us(&key(tokens, threads)).unwrap();
+        assert!((found - expected).abs() < 1e-9 * expected, "{tokens} tokens, {threads} threads: {found}, {expected}");
+    }
+}
+
+#[test]
+fn no_product_is_priced_faster_than_plain_reads_of_its_team() {
+    let mut profile = laptop();
+    // A curve of the full team that was disturbed at one token: other teams, corrected by its point, would read faster
+    // than memory.
+    for curve in &mut profile.curves {
+        if (curve.backend, curve.operator, curve.threads) == (Backend::Cpu, Operator::Matmul, 8) {
+            curve.gb_per_s[0] /= 3.0;
+        }
+    }
+    profile.points = vec![point(1, 260.0)];
+    for entry in profile.contention.clone() {
+        let least_us = 9_437_184.0 / entry.cpu_alone_gb_per_s / 1000.0;
+        let found = profile.time_us(&key(1.0, entry.threads)).unwrap();
+        assert!(found >= least_us, "{} threads: {found} us, reads take {least_us}", entry.threads);
+    }
+}
+
+#[test]
 fn a_point_of_an_expert_counts_for_each_expert_that_is_touched() {
     let mut profile = laptop();
     let expert = |tokens, time_us| Point { operator: Operator::ExpertMatmul, ..point(tokens, time_us) };
-    profile.points = vec![point(1, 7.0), expert(1, 100.0), expert(4, 200.0)];
+    profile.points = vec![point(1, 700.0), expert(1, 1000.0), expert(4, 2000.0)];
     let time_us = |matrices: f64, tokens| {
         let bytes = matrices * 9_437_184.0;
         profile.time_us(&Key { operator: Operator::ExpertMatmul, bytes, matrices, ..key(tokens, 8) }).unwrap()
     };
-    assert_eq!((time_us(1.0, 1.0), time_us(8.0, 1.0), time_us(2.5, 4.0)), (100.0, 800.0, 500.0));
-    assert!((time_us(3.0, 2.0) - 300.0 * 2.0_f64.sqrt()).abs() < 1e-9);
+    assert_eq!((time_us(1.0, 1.0), time_us(8.0, 1.0), time_us(2.5, 4.0)), (1000.0, 8000.0, 5000.0));
+    assert!((time_us(3.0, 2.0) - 3000.0 * 2.0_f64.sqrt()).abs() < 1e-9);
 }
 
 #[test]

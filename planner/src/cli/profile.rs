@@ -166,6 +166,9 @@ fn table(profile: &Profile) -> String {
     for note in profile.provenance.assumptions.iter().filter(|note| note.starts_with(measure::DISTURBANCE)) {
         let _ = writeln!(text, "  {note}: measure again when the machine is calm");
     }
+    for note in profile.provenance.assumptions.iter().filter(|note| note.starts_with(measure::AGAIN)) {
+        let _ = writeln!(text, "  {note}");
+    }
     let _ = writeln!(text, "  an operator's barriers take {:.1} us", profile.latency.cpu_op_us);
     let most = profile.contention.last().map_or(0, |entry| entry.threads);
     let of_team = |curve: &&crate::profile::Curve| {

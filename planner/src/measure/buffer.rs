@@ -1,9 +1,11 @@
 //! A large buffer whose bytes are sensible weights of every type, read piece by piece so that none is in a cache when
 //! its turn comes.
 
-use super::MeasureError;
+use super::{MeasureError, steady_us};
 use device::memory::HostRegion;
+use device::probe::{Effort, read_sum, time_rounds};
 use device::team::Team;
+use std::hint::black_box;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 
@@ -24,11 +26,15 @@ impl Buffer {
     pub fn new(team: &mut Team, bytes: usize) -> Result<Buffer, MeasureError> {
         let mut region = HostRegion::new(bytes.max(BLOCK_BYTES))?;
         let blocks: Vec<_> = region.as_mut_slice().chunks_mut(BLOCK_BYTES).map(Mutex::new).collect();
+        let mut content = vec![0; BLOCK_BYTES];
+        fill(&mut content);
         team.run(|worker| {
             worker.for_blocks(blocks.len() as u32, 1, |claimed| {
                 for block in claimed {
                     // Each block is claimed once: the lock is free and never poisoned.
-                    fill(&mut blocks[block].lock().unwrap_or_else(PoisonError::into_inner), block as u64);
+                    let mut bytes = blocks[block].lock().unwrap_or_else(PoisonError::into_inner);
+                    let len = bytes.len();
+                    bytes.copy_from_slice(&content[..len]);
                 }
             });
         })?;
@@ -63,11 +69,31 @@ impl Buffer {
     }
 }
 
+/// What a round of plain reads covers, in blocks that workers claim.
+const READ_PIECE_BYTES: usize = 128 << 20;
+const READ_BLOCK_BYTES: usize = 256 << 10;
+
+/// Plain reads by the team's active workers: what no operator can beat.
+pub fn read_gb_per_s(team: &mut Team, buffer: &Buffer, effort: Effort) -> Result<f64, MeasureError> {
+    let bytes = READ_PIECE_BYTES.min(buffer.bytes().len() / 2);
+    let first = buffer.first_turn(bytes);
+    let timing = time_rounds(team, effort, |worker, round| {
+        let blocks: Vec<&[u8]> = buffer.piece(bytes, first + round).chunks(READ_BLOCK_BYTES).collect();
+        worker.for_blocks(blocks.len() as u32, 1, |claimed| {
+            for block in claimed {
+                black_box(read_sum(blocks[block]));
+            }
+        });
+    })?;
+    buffer.has_read(bytes, effort.warm_up_rounds + timing.rounds);
+    Ok(bytes as f64 / steady_us(&timing).max(1e-3) / 1000.0)
+}
+
 /// Pseudo-random bytes between 0x2c and 0x3b: two of them are a half-precision number between 0.06 and 0.9, four a
 /// normal single-precision one, one a small power of two. So scales of any block type are neither huge, zero, denormal
 /// nor NaN, and codes are anything.
-fn fill(bytes: &mut [u8], seed: u64) {
-    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+fn fill(bytes: &mut [u8]) {
+    let mut state = 0x9e37_79b9_7f4a_7c15_u64;
     for word in bytes.chunks_mut(8) {
         state ^= state << 13;
         state ^= state >> 7;

@@ -1,22 +1,21 @@
 //! The CPU's half of a profile: memory, barrier, and a curve for each kind of operator and type that is asked for.
+//!
+//! All figures of a profile, plain reads with them, are taken together and in sweeps (`settle`), so that they are of
+//! the same calm machine. Next: `settle.rs`.
 
-use super::attention::{CacheElement, attention_gb_per_s};
-use super::buffer::Buffer;
 use super::figures::{Needs, Pace, Shape, last_point, missing, teams, timed_teams, unmeasured};
-use super::products::{ProductCase, weight_type};
-use super::rows::{DELTA_BYTES, delta_us, elementwise_gb_per_s};
-use super::{MeasureError, Watch, steady_us};
+use super::lab::{Lab, barrier_us, rotation_bytes};
+use super::products::weight_type;
+use super::settle::{Figure, Kind, Settled, settle};
+use super::{MeasureError, Watch};
 use crate::profile::{
-    Backend, Contention, CoreClass, Cpu, Curve, Latency, Memory, Operator, Point, Profile, ProfileKind, Provenance,
-    SCHEMA_VERSION,
+    Backend, Contention, CoreClass, Cpu, Curve, Key, Latency, Memory, Operator, Point, Profile, ProfileKind,
+    Provenance, SCHEMA_VERSION,
 };
 use device::machine::MachineDescription;
 use device::memory::HostMemoryInfo;
-use device::probe::{Effort, barrier, read_curve};
-use device::team::{Team, TeamConfig};
 use device::topology::Topology;
 use kernels::quant::packed_bytes;
-use std::time::Instant;
 
 /// Reading pages of a file that are not in memory: assumed, since measuring it would need a file to drop from there.
 const STORAGE_GB_PER_S: f64 = 2.0;
@@ -24,18 +23,20 @@ const STORAGE_GB_PER_S: f64 = 2.0;
 const ROUND_GAP_US: f64 = 60.0;
 /// Barriers per operator: row-wise operators between two products share one (10 in a layer of 16 operators).
 const BARRIERS_PER_OPERATOR: f64 = 0.625;
-/// Rows that lie together in memory.
-const PANEL_ROWS: u64 = 16;
-/// Rows of a slice that stands for a matrix when there are many tokens.
-const SLICE_ROWS: u64 = 256;
-/// Tokens up to which a whole matrix is timed.
-const WHOLE_TOKENS: u32 = 64;
 /// Share of the teams' CPU time that others may take before a profile says so.
 const BUSY: f64 = 0.1;
-/// How that note begins.
+/// Share of the memory's rate of which the same holds.
+const SLOWER: f64 = 0.15;
+/// How such notes begin.
 pub const DISTURBANCE: &str = "Others took";
 /// Part of the available memory that is left to others.
 const HEADROOM: u64 = 8;
+/// Weights below which a matrix of a model's is not compared with the curves' large one.
+const COMPARED_BYTES: f64 = (1 << 21) as f64;
+/// A team's reads before they are measured.
+const NOT_READ_GB_PER_S: f64 = 1e-3;
+/// Tokens of a decode step, for which a model's matrices are timed with a part of the team too.
+const DECODE_TOKENS: u32 = 1;
 
 /// The profile of this machine without its GPUs, with the curves that are needed.
 ///
@@ -45,9 +46,10 @@ pub fn machine(needs: &Needs, pace: Pace, watch: &mut Watch<'_>) -> Result<Profi
     apart(|| {
         let topology = Topology::of_this_process()?;
         let description = MachineDescription::of_this_process()?;
-        let mut profile = described(&description, &pace);
-        measure_memory(&mut profile, &topology, &description, &pace, watch)?;
-        curves(&mut profile, &topology, needs, &pace, watch)?;
+        let mut profile = described(&description, &pace, rotation_bytes(&topology, &pace));
+        let most = u16::try_from(description.threads_at_most).unwrap_or(u16::MAX).max(1);
+        profile.contention = teams(most).into_iter().map(|threads| alone(threads, NOT_READ_GB_PER_S)).collect();
+        curves(&mut profile, &topology, needs, (&pace, teams(most)), watch)?;
         Ok(profile)
     })
 }
@@ -57,7 +59,11 @@ pub fn machine(needs: &Needs, pace: Pace, watch: &mut Watch<'_>) -> Result<Profi
 /// # Errors
 /// As [`machine`].
 pub fn add_curves(profile: &mut Profile, needs: &Needs, pace: Pace, watch: &mut Watch<'_>) -> Result<(), MeasureError> {
-    apart(|| curves(profile, &Topology::of_this_process()?, needs, &pace, watch))
+    if missing(profile, Backend::Cpu, needs).is_empty() {
+        return Ok(());
+    }
+    let read = timed_teams(full_team(profile));
+    apart(|| curves(profile, &Topology::of_this_process()?, needs, (&pace, read), watch))
 }
 
 /// Adds measured points of a model's own shapes to this machine's profile, for the full team: those that it lacks.
@@ -75,16 +81,72 @@ pub fn add_points(
         return Ok(());
     }
     apart(|| {
-        let figures = shapes.iter().map(|shape| shape.tokens(&pace).len()).sum();
-        let mut lab = Lab::new(&Topology::of_this_process()?, full_team(profile), pace, figures)?;
-        for (index, shape) in shapes.iter().enumerate() {
-            for &tokens in shape.tokens(&pace) {
-                watch(&format!("{shape}, {tokens} tokens"), index as f64 / shapes.len() as f64);
-                profile.points.push(lab.point(shape, tokens)?);
-            }
+        let figures = point_figures(&shapes, full_team(profile), &pace);
+        let topology = Topology::of_this_process()?;
+        let mut lab = Lab::new(&topology, full_team(profile), (pace, figures.len() * pace.sweeps), watch)?;
+        let settled = settle(&figures, pace.sweeps, &|figure| of_curve(profile, figure), &mut lab)?;
+        profile.provenance.assumptions.extend(slower_note(profile, &figures, &settled));
+        keep_reads(profile, &figures, &settled);
+        for (figure, &gb_per_s) in figures.iter().zip(&settled.gb_per_s) {
+            profile.points.extend(point(figure, gb_per_s)?);
         }
+        profile.provenance.assumptions.extend(settled.note(&figures));
         Ok(())
     })
+}
+
+/// Plain reads, and every shape's: for the full team, and for a decode step also for a part of it, since how many
+/// threads decode hangs on that.
+fn point_figures(shapes: &[Shape], most: u16, pace: &Pace) -> Vec<Figure> {
+    let teams = timed_teams(most);
+    let parts = teams[teams.len().saturating_sub(2)..].to_vec();
+    let mut figures: Vec<Figure> = parts.iter().map(|&threads| plain_read(threads)).collect();
+    for shape in shapes {
+        let kind = Kind::Operator(shape.operator, shape.weight_type);
+        let figure = |tokens, threads| Figure { kind, shape: Some((shape.rows, shape.columns)), tokens, threads };
+        figures.extend(shape.tokens(pace).iter().map(|&tokens| figure(tokens, most)));
+        figures.extend(parts.iter().filter(|&&part| part < most).map(|&part| figure(DECODE_TOKENS, part)));
+    }
+    figures
+}
+
+fn plain_read(threads: u16) -> Figure {
+    Figure { kind: Kind::Read, shape: None, tokens: 1, threads }
+}
+
+/// What the curves say of a figure of a large matrix.
+fn of_curve(profile: &Profile, figure: &Figure) -> Option<f64> {
+    let (Kind::Operator(operator, name), Some((rows, columns))) = (figure.kind, figure.shape) else { return None };
+    let bytes = packed_bytes(weight_type(name).ok()?, rows as usize, columns as usize).ok()? as f64;
+    let key = Key {
+        backend: Backend::Cpu,
+        operator,
+        weight_type: name,
+        rows: 0,
+        columns,
+        bytes,
+        matrices: 1.0,
+        tokens: f64::from(figure.tokens),
+        threads: figure.threads,
+    };
+    let curve_us = (bytes >= COMPARED_BYTES).then(|| profile.time_us(&key).ok()).flatten()?;
+    Some(bytes / curve_us / 1000.0)
+}
+
+/// A measured point of a model's own shape.
+fn point(figure: &Figure, gb_per_s: f64) -> Result<Option<Point>, MeasureError> {
+    let (Kind::Operator(operator, name), Some((rows, columns))) = (figure.kind, figure.shape) else { return Ok(None) };
+    let bytes = packed_bytes(weight_type(name)?, rows as usize, columns as usize)? as f64;
+    Ok(Some(Point {
+        backend: Backend::Cpu,
+        operator,
+        weight_type: name.to_owned(),
+        rows,
+        columns,
+        tokens: figure.tokens,
+        threads: figure.threads,
+        time_us: rounded(bytes / gb_per_s / 1000.0),
+    }))
 }
 
 /// Runs `work` on a thread of its own: a team pins the thread that drives it, which the planner's must not be.
@@ -101,7 +163,7 @@ fn full_team(profile: &Profile) -> u16 {
 }
 
 /// What needs no clock.
-fn described(description: &MachineDescription, pace: &Pace) -> Profile {
+fn described(description: &MachineDescription, pace: &Pace, rotated_bytes: usize) -> Profile {
     let cores = |count: usize| u16::try_from(count).unwrap_or(u16::MAX);
     let threads_per_core = cores((description.cpus / description.cores.max(1)).max(1));
     let class = |name: &str, count| CoreClass { name: name.to_owned(), cores: cores(count), threads_per_core };
@@ -122,9 +184,10 @@ fn described(description: &MachineDescription, pace: &Pace) -> Profile {
         provenance: Provenance {
             kind: ProfileKind::Measured,
             sources: vec![format!(
-                "ats-plan {}, medians over {} MiB of rotating weights",
+                "ats-plan {}, the calmest of {} medians over {} MiB of rotating weights",
                 env!("CARGO_PKG_VERSION"),
-                pace.rotation_bytes >> 20
+                pace.sweeps,
+                rotated_bytes >> 20
             )],
             assumptions: assumptions.into(),
             efficiencies: Vec::new(),
@@ -161,32 +224,6 @@ pub(crate) fn memory(info: &HostMemoryInfo) -> Memory {
     }
 }
 
-/// Reads by team size, and the barrier.
-fn measure_memory(
-    profile: &mut Profile,
-    topology: &Topology,
-    description: &MachineDescription,
-    pace: &Pace,
-    watch: &mut Watch<'_>,
-) -> Result<(), MeasureError> {
-    let most = u16::try_from(description.threads_at_most).unwrap_or(u16::MAX).max(1);
-    let teams: Vec<usize> = teams(most).into_iter().map(usize::from).collect();
-    let effort = pace.effort(4 * teams.len(), pace.all);
-    watch("memory", 0.0);
-    let points = read_curve(topology, &teams, rotation_bytes(topology, pace), effort, |point| {
-        watch(&format!("memory with {} threads", point.threads), 0.0);
-    })?;
-    for point in &points {
-        let disturbance = point.timing.median_us / steady_us(&point.timing).max(1e-3);
-        let (threads, rate) = (point.threads as u16, rounded(point.gb_per_s * disturbance));
-        profile.contention.push(alone(threads, rate));
-        profile.memory.read_gb_per_s = profile.memory.read_gb_per_s.max(rate);
-    }
-    let mut team = Team::new(TeamConfig::on_cores(topology, usize::from(most)))?;
-    profile.latency.cpu_op_us = rounded(steady_us(&barrier(&mut team, effort)?) * BARRIERS_PER_OPERATOR);
-    Ok(())
-}
-
 /// A team beside an idle link: without a GPU there is no other.
 fn alone(threads: u16, gb_per_s: f64) -> Contention {
     Contention {
@@ -203,31 +240,41 @@ pub(super) fn rounded(value: f64) -> f64 {
     format!("{value:.3e}").parse().unwrap_or(value)
 }
 
+/// Takes the figures of the curves that are missing, and plain reads of the teams in `read` beside them.
 fn curves(
     profile: &mut Profile,
     topology: &Topology,
     needs: &Needs,
-    pace: &Pace,
+    (pace, read): (&Pace, Vec<u16>),
     watch: &mut Watch<'_>,
 ) -> Result<(), MeasureError> {
     let missing = missing(profile, Backend::Cpu, needs);
     let (most, teams) = (full_team(profile), timed_teams(full_team(profile)));
-    if missing.is_empty() {
-        return Ok(());
-    }
-    let per_team: usize = missing.iter().map(|(operator, _)| pace.points(*operator).len()).sum();
-    let mut lab = Lab::new(topology, most, *pace, per_team * teams.len())?;
-    let mut taken = 0.0;
-    for (index, &(operator, name)) in missing.iter().enumerate() {
-        for &threads in &teams {
-            watch(&format!("{name} {operator:?}, {threads} threads"), index as f64 / missing.len() as f64);
-            lab.team.set_active(usize::from(threads));
-            profile.curves.push(lab.curve((operator, name))?);
-            taken += f64::from(lab.team.pressure().mean_share);
+    let mut figures: Vec<Figure> = read.into_iter().map(plain_read).collect();
+    for &threads in &teams {
+        for &(operator, name) in &missing {
+            let figure = |&tokens| Figure { kind: Kind::Operator(operator, name), shape: None, tokens, threads };
+            figures.extend(pace.points(operator).iter().map(figure));
         }
     }
-    profile.memory.read_gb_per_s = proven_read_gb_per_s(profile);
-    let taken = taken / (missing.len() * teams.len()) as f64;
+    let mut lab = Lab::new(topology, most, (*pace, figures.len() * pace.sweeps), watch)?;
+    let barrier_before_us = barrier_us(&mut lab.team)?;
+    let settled = settle(&figures, pace.sweeps, &|_| None, &mut lab)?;
+    if profile.latency.cpu_op_us == 0.0 {
+        lab.team.set_active(usize::from(most));
+        let barrier_us = barrier_before_us.min(barrier_us(&mut lab.team)?);
+        profile.latency.cpu_op_us = rounded(barrier_us * BARRIERS_PER_OPERATOR);
+    }
+    keep_reads(profile, &figures, &settled);
+    for &(operator, name) in &missing {
+        for &threads in &teams {
+            let of_curve = |figure: &Figure| figure.kind == Kind::Operator(operator, name) && figure.threads == threads;
+            let known = figures.iter().zip(&settled.gb_per_s).filter(|(figure, _)| of_curve(figure));
+            profile.curves.push(curve((operator, name, threads), known.map(|(f, &rate)| (f.tokens, rate)).unzip()));
+        }
+    }
+    profile.provenance.assumptions.extend(settled.note(&figures));
+    let taken = lab.share_of_others();
     if taken > BUSY {
         let note = format!("{DISTURBANCE} {:.0} % of the CPU time of the teams that were timed", 100.0 * taken);
         profile.provenance.assumptions.push(note);
@@ -235,129 +282,91 @@ fn curves(
     Ok(())
 }
 
-/// What memory delivers at least. Products rotate through more weights than caches hold: one that is faster than the
-/// plain read was says that others disturbed that.
-fn proven_read_gb_per_s(profile: &Profile) -> f64 {
-    let products = profile.curves.iter().filter(|c| (c.backend, c.operator) == (Backend::Cpu, Operator::Matmul));
-    products.flat_map(|curve| curve.gb_per_s.first()).fold(profile.memory.read_gb_per_s, |most, &rate| most.max(rate))
-}
-
-/// Memory to rotate through: several times what the caches hold, but no more than a quarter of what is available.
-fn rotation_bytes(topology: &Topology, pace: &Pace) -> usize {
-    let caches = topology.caches.iter().map(|cache| cache.size_bytes.saturating_mul(cache.instances as u64)).max();
-    let wanted = pace.rotation_bytes.max(4 * caches.unwrap_or(0).min(1 << 31) as usize);
-    let available = HostMemoryInfo::of_this_process().map_or(1 << 30, |info| info.available_bytes);
-    wanted.min((available / 4) as usize).max(16 << 20)
-}
-
-/// A team, weights, and the time that is left.
-struct Lab {
-    team: Team,
-    buffer: Buffer,
-    pace: Pace,
-    figures_left: usize,
-    ends: Instant,
-}
-
-impl Lab {
-    fn new(topology: &Topology, threads: u16, pace: Pace, figures: usize) -> Result<Lab, MeasureError> {
-        let ends = Instant::now() + pace.all;
-        let mut team = Team::new(TeamConfig::on_cores(topology, usize::from(threads)))?;
-        let buffer = Buffer::new(&mut team, rotation_bytes(topology, &pace))?;
-        Ok(Lab { team, buffer, pace, figures_left: figures, ends })
+/// A curve up to the last point that plans need.
+fn curve((operator, name, threads): (Operator, &str, u16), (mut tokens, rates): (Vec<u32>, Vec<f64>)) -> Curve {
+    let mut gb_per_s: Vec<f64> = rates.into_iter().map(rounded).collect();
+    if let (Some(&last), Some(&rate)) = (tokens.last(), gb_per_s.last()) {
+        let end = last_point(operator);
+        tokens.push(end);
+        // Row-wise operators take their time per byte, whatever the tokens.
+        let per_token = operator != Operator::Elementwise;
+        gb_per_s.push(if per_token { rounded(rate * f64::from(last) / f64::from(end)) } else { rate });
     }
+    Curve { backend: Backend::Cpu, operator, weight_type: name.to_owned(), threads, tokens, gb_per_s }
+}
 
-    /// Effort of the next figure.
-    fn effort(&mut self) -> Effort {
-        let effort = self.pace.effort(self.figures_left, self.ends.saturating_duration_since(Instant::now()));
-        self.figures_left = self.figures_left.saturating_sub(1);
-        effort
-    }
-
-    /// A curve of the active team.
-    fn curve(&mut self, need: (Operator, &str)) -> Result<Curve, MeasureError> {
-        let (operator, name) = need;
-        let mut tokens = self.pace.points(operator).to_vec();
-        let rates = tokens.iter().map(|&tokens| self.rate(need, tokens).map(rounded));
-        let mut gb_per_s = rates.collect::<Result<Vec<f64>, _>>()?;
-        if let (Some(&last), Some(&rate)) = (tokens.last(), gb_per_s.last()) {
-            let end = last_point(operator);
-            tokens.push(end);
-            // Row-wise operators take their time per byte, whatever the tokens.
-            let per_token = operator != Operator::Elementwise;
-            gb_per_s.push(if per_token { rounded(rate * f64::from(last) / f64::from(end)) } else { rate });
+/// Keeps what memory was seen to deliver to each team: by a plain read, or by a product that was faster, since products
+/// rotate through more weights than caches hold. A profile's earlier figure stays if it is higher.
+fn keep_reads(profile: &mut Profile, figures: &[Figure], settled: &Settled) {
+    for entry in &mut profile.contention {
+        let of_team =
+            figures.iter().zip(&settled.gb_per_s).filter(|(f, _)| f.threads == entry.threads && shows_reads(f));
+        let seen = of_team.map(|(_, &rate)| rounded(rate)).fold(0.0, f64::max);
+        if seen > entry.cpu_alone_gb_per_s {
+            let beside_link = entry.cpu_while_link_gb_per_s / entry.cpu_alone_gb_per_s;
+            *entry =
+                Contention { cpu_alone_gb_per_s: seen, cpu_while_link_gb_per_s: rounded(seen * beside_link), ..*entry };
         }
-        Ok(Curve {
-            backend: Backend::Cpu,
-            operator,
-            weight_type: name.to_owned(),
-            threads: self.team.active() as u16,
-            tokens,
-            gb_per_s,
-        })
-    }
-
-    fn rate(&mut self, (operator, name): (Operator, &str), tokens: u32) -> Result<f64, MeasureError> {
-        let effort = self.effort();
-        let (team, buffer) = (&mut self.team, &self.buffer);
-        let product = |case: ProductCase, team: &mut Team| {
-            Ok(case.bytes()? as f64 / case.time_us(team, buffer, effort)? / 1000.0)
-        };
-        match operator {
-            Operator::Matmul => product(ProductCase::dense(weight_type(name)?, tokens), team),
-            Operator::ExpertMatmul => product(ProductCase::expert(weight_type(name)?, tokens), team),
-            Operator::Attention => {
-                let element = if name == "F32" { CacheElement::F32 } else { CacheElement::F16 };
-                attention_gb_per_s(team, buffer, (element, tokens), effort)
-            }
-            Operator::DeltaNet => Ok(DELTA_BYTES / delta_us(team, tokens as usize, effort)? / 1000.0),
-            Operator::Elementwise => elementwise_gb_per_s(team, effort),
-        }
-    }
-
-    /// A point of a shape; for many tokens, and of a matrix too large to rotate through, on a slice of its rows.
-    fn point(&mut self, shape: &Shape, tokens: u32) -> Result<Point, MeasureError> {
-        let effort = self.effort();
-        let ty = weight_type(shape.weight_type)?;
-        let panel_bytes = packed_bytes(ty, PANEL_ROWS as usize, shape.columns as usize)?;
-        let timed_rows = timed_rows(shape.rows, tokens, self.buffer.bytes().len() / panel_bytes.max(1));
-        let case = ProductCase { ty, rows: timed_rows as usize, cols: shape.columns as usize, tokens: tokens as usize };
-        let time_us = case.time_us(&mut self.team, &self.buffer, effort)?;
-        Ok(Point {
-            backend: Backend::Cpu,
-            operator: shape.operator,
-            weight_type: shape.weight_type.to_owned(),
-            rows: shape.rows,
-            columns: shape.columns,
-            tokens,
-            threads: self.team.active() as u16,
-            time_us: rounded(time_us * shape.rows as f64 / timed_rows as f64),
-        })
+        profile.memory.read_gb_per_s = profile.memory.read_gb_per_s.max(entry.cpu_alone_gb_per_s);
     }
 }
 
-/// Rows that are timed of a matrix: all, or as many as stand for it. They take at most half of what is rotated through.
-fn timed_rows(rows: u64, tokens: u32, rotated_panels: usize) -> u64 {
-    let fitting = (rotated_panels as u64 / 2).max(1) * PANEL_ROWS;
-    rows.min(if tokens > WHOLE_TOKENS { SLICE_ROWS.min(fitting) } else { fitting })
+/// What is said where memory delivered much less than the profile knows it to.
+fn slower_note(profile: &Profile, figures: &[Figure], settled: &Settled) -> Option<String> {
+    let read = |threads: u16| profile.contention.iter().find(|entry| entry.threads == threads);
+    let shares = figures.iter().zip(&settled.gb_per_s).filter(|(figure, _)| figure.kind == Kind::Read);
+    let shares = shares.filter_map(|(figure, rate)| Some(rate / read(figure.threads)?.cpu_alone_gb_per_s));
+    let taken = 1.0 - shares.fold(0.0, f64::max);
+    (taken > SLOWER).then(|| format!("{DISTURBANCE} {:.0} % of the memory's rate from a model's shapes", 100.0 * taken))
+}
+
+fn shows_reads(figure: &Figure) -> bool {
+    matches!(figure.kind, Kind::Read | Kind::Operator(Operator::Matmul | Operator::ExpertMatmul, _))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::profile::{machines::MACHINES, synthetic};
+
+    fn settled(gb_per_s: &[f64]) -> Settled {
+        Settled { gb_per_s: gb_per_s.to_vec(), again: 0, changed: Vec::new(), odd: 0 }
+    }
 
     #[test]
-    fn a_slice_stands_for_what_is_too_large_or_takes_too_long() {
-        // Rows, tokens, panels that are rotated through: whole, many tokens, a large matrix, both, no room.
-        let cases = [
-            (5120, 64, 20_000, 5120),
-            (5120, 65, 20_000, 256),
-            (151_936, 1, 4000, 32_000),
-            (151_936, 512, 20, 160),
-            (9, 1, 0, 9),
-        ];
-        for (rows, tokens, panels, timed) in cases {
-            assert_eq!(timed_rows(rows, tokens, panels), timed, "{rows} rows, {tokens} tokens");
-        }
+    fn memory_delivers_what_any_read_or_product_of_the_team_was_seen_to_get() {
+        let mut profile = synthetic::profile(&MACHINES[0]);
+        let threads = full_team(&profile);
+        let product = |operator| Figure { kind: Kind::Operator(operator, "Q4_K"), ..plain_read(threads) };
+        let figures = [plain_read(threads), product(Operator::Matmul), product(Operator::Attention)];
+        let before = profile.contention.clone();
+        let link_share = before.last().map(|e| e.cpu_while_link_gb_per_s / e.cpu_alone_gb_per_s).unwrap();
+        // Attention may find its cache in a cache.
+        keep_reads(&mut profile, &figures, &settled(&[80.0, 90.0, 500.0]));
+        let last = *profile.contention.last().unwrap();
+        assert_eq!((last.cpu_alone_gb_per_s, profile.memory.read_gb_per_s), (90.0, 90.0));
+        assert!((last.cpu_while_link_gb_per_s / 90.0 - link_share).abs() < 1e-3);
+        assert_eq!(profile.contention[..before.len() - 1], before[..before.len() - 1]);
+        keep_reads(&mut profile, &figures, &settled(&[70.0, 70.0, 70.0]));
+        assert_eq!(*profile.contention.last().unwrap(), last, "what was seen once stays");
+    }
+
+    #[test]
+    fn a_slow_memory_is_said() {
+        let profile = synthetic::profile(&MACHINES[0]);
+        let (threads, known) = (full_team(&profile), profile.contention.last().unwrap().cpu_alone_gb_per_s);
+        let note = |share: f64| slower_note(&profile, &[plain_read(threads)], &settled(&[known * share]));
+        assert_eq!((note(1.1), note(0.9)), (None, None));
+        assert_eq!(note(0.6).unwrap(), "Others took 40 % of the memory's rate from a model's shapes");
+    }
+
+    #[test]
+    fn a_models_shapes_are_timed_for_the_full_team_and_for_decode_with_half_of_it() {
+        let shape = Shape { operator: Operator::Matmul, weight_type: "Q4_K", rows: 4096, columns: 4096 };
+        let figures = point_figures(&[shape], 16, &Pace::SHAPES);
+        let of = |threads| figures.iter().filter(move |f| f.threads == threads && f.shape.is_some()).map(|f| f.tokens);
+        assert_eq!((of(16).collect(), of(8).collect()), (Pace::SHAPES.point_tokens.to_vec(), vec![1]));
+        let reads = figures.iter().filter(|f| f.kind == Kind::Read).map(|f| f.threads);
+        assert_eq!(reads.collect::<Vec<_>>(), [8, 16]);
     }
 }

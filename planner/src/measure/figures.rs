@@ -13,10 +13,12 @@ const HASTY: Duration = Duration::from_millis(3);
 /// point on the time per token is taken to be constant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Pace {
-    /// All figures together, about.
+    /// All figures together, about; a quarter more where some must be taken again.
     pub all: Duration,
-    /// Longest for one figure.
+    /// Longest for one figure's turn.
     pub figure_most: Duration,
+    /// How often each figure has its turn.
+    pub sweeps: usize,
     /// Memory that buffers rotate through.
     pub rotation_bytes: usize,
     /// Tokens at which products are timed.
@@ -37,7 +39,8 @@ impl Pace {
     /// For `ats-plan profile`.
     pub const FULL: Pace = Pace {
         all: Duration::from_secs(35),
-        figure_most: Duration::from_millis(250),
+        figure_most: Duration::from_millis(100),
+        sweeps: 3,
         rotation_bytes: 1 << 30,
         product_tokens: &[1, 2, 4, 8, 16, 64, 256],
         expert_tokens: &[1, 4, 16, 64],
@@ -48,8 +51,9 @@ impl Pace {
     };
     /// For a `compile` that finds no profile: good enough to choose by, over sooner.
     pub const QUICK: Pace = Pace {
-        all: Duration::from_millis(1200),
-        figure_most: Duration::from_millis(50),
+        all: Duration::from_millis(1800),
+        figure_most: Duration::from_millis(20),
+        sweeps: 3,
         rotation_bytes: 256 << 20,
         product_tokens: &[1, 4, 32, 128],
         expert_tokens: &[1, 8, 64],
@@ -60,14 +64,14 @@ impl Pace {
     };
     /// For the shapes of a model that a `compile` meets for the first time.
     pub const SHAPES: Pace =
-        Pace { all: Duration::from_millis(600), figure_most: Duration::from_millis(25), ..Pace::QUICK };
+        Pace { all: Duration::from_millis(1500), figure_most: Duration::from_millis(10), ..Pace::QUICK };
 
-    /// Effort of the next of `left` figures when `remaining` time is left for them.
+    /// Effort of the next of `left` turns when `remaining` time is left for them.
     pub fn effort(&self, left: usize, remaining: Duration) -> Effort {
         let time = (remaining / left.max(1) as u32).min(self.figure_most);
         // On a machine that is busy with other things one round of each is better than none of some.
-        let (warm_up_rounds, least) = if time < HASTY { (0, 1) } else { (1, 3) };
-        Effort { warm_up_rounds, rounds: (least, 1000), time }
+        let warm_up_rounds = if time < HASTY { 0 } else { 1 };
+        Effort { warm_up_rounds, rounds: (1, 1000), time }
     }
 
     /// Points of a kind of operator's curve.
@@ -208,7 +212,7 @@ mod tests {
         let second = Duration::from_secs(1);
         assert_eq!(Pace::FULL.effort(10, second).time, Duration::from_millis(100));
         assert_eq!(Pace::FULL.effort(1, 100 * second).time, Pace::FULL.figure_most);
-        assert_eq!(Pace::FULL.effort(10, second).rounds.0, 3);
+        assert_eq!(Pace::FULL.effort(10, second).warm_up_rounds, 1);
         let late = Pace::QUICK.effort(1_000_000, Duration::ZERO);
         assert_eq!((late.warm_up_rounds, late.rounds.0, late.time), (0, 1, Duration::ZERO));
     }

@@ -2,22 +2,27 @@
 //! that follows from a profile is elsewhere and pure.
 //!
 //! The CPU is timed with the runtime's own team and kernels, on weights that rotate through memory so that no cache
-//! answers. `figures` says what is measured and how long each figure may take, `products`, `attention` and `rows` time
-//! operators, `cpu` puts a profile together, `gpu` asks a GPU through its interface. Next: `cpu.rs`.
+//! answers. `figures` says what is measured and how long each figure may take, `settle` takes figures until others'
+//! work shows in none of them, `products`, `attention` and `rows` time operators, `cpu` puts a profile together, `gpu`
+//! asks a GPU through its interface. Next: `cpu.rs`.
 
 mod attention;
 mod buffer;
 mod cpu;
 pub mod cuda;
+mod doubt;
 mod figures;
 mod gpu;
+mod lab;
 mod products;
 mod rows;
+mod settle;
 
 pub(crate) use cpu::memory;
 pub use cpu::{DISTURBANCE, add_curves, add_points, machine};
 pub use figures::{Needs, Pace, Shape, all_needs, shapes, unmeasured};
 pub use gpu::{GpuFigures, probe as probe_gpu, simulated};
+pub use settle::AGAIN;
 
 use device::DeviceError;
 use device::probe::Timing;

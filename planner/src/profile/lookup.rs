@@ -2,7 +2,7 @@
 //! by what the nearest point of the shape says of them, else a refusal that names what to measure. Nothing is guessed
 //! outside what was measured.
 
-use super::{Backend, Curve, Operator, Point, Profile, SizeRate};
+use super::{Backend, Contention, Curve, Operator, Point, Profile, SizeRate};
 
 /// What a time is asked for.
 #[derive(Clone, Debug, PartialEq)]
@@ -63,7 +63,8 @@ impl Profile {
         if key.bytes <= 0.0 {
             return Ok(0.0);
         }
-        self.point_us(key).or_else(|| self.corrected_us(key)).ok_or_else(|| NotMeasured {
+        let time_us = self.point_us(key).or_else(|| self.corrected_us(key)).map(|us| us.max(self.read_us(key)));
+        time_us.ok_or_else(|| NotMeasured {
             profile: self.name.clone(),
             backend: key.backend,
             operator: key.operator,
@@ -71,6 +72,15 @@ impl Profile {
             tokens: key.tokens,
             threads: key.threads,
         })
+    }
+
+    /// What a product's weights take by plain reads of the team, which no kernel beats: curves and points of other
+    /// teams may say less when one of them was measured while others had the memory.
+    fn read_us(&self, key: &Key<'_>) -> f64 {
+        let is_product = matches!(key.operator, Operator::Matmul | Operator::ExpertMatmul);
+        let of_team = |entry: &&Contention| key.backend == Backend::Cpu && is_product && entry.threads == key.threads;
+        let entry = self.contention.iter().find(of_team);
+        entry.map_or(0.0, |entry| key.bytes / entry.cpu_alone_gb_per_s / 1000.0)
     }
 
     /// Measured points of the key's shape and type, any team: (threads, tokens, time of one matrix).
@@ -93,15 +103,14 @@ impl Profile {
     }
 
     /// From the curves. Where the shape has points, but not of this team or so many tokens, the curves are taken to be
-    /// wrong by the factor that they are wrong by at the nearest: so that teams, and token counts beyond the last
-    /// point, compare as the curves say.
+    /// wrong by the factor that they are wrong by at the nearest, in ratios of tokens and of threads: so that teams,
+    /// and token counts beyond the last point, compare as the curves say.
     fn corrected_us(&self, key: &Key<'_>) -> Option<f64> {
         let curve_us = self.curve_us(key)?;
-        let distance = |threads: u16, tokens: f64| (threads != key.threads, (tokens / key.tokens).ln().abs());
-        let nearest = self.points_of(key).min_by(|a, b| {
-            let (a_at, b_at) = (distance(a.0, a.1), distance(b.0, b.1));
-            a_at.0.cmp(&b_at.0).then(a_at.1.total_cmp(&b_at.1)).then(b.0.cmp(&a.0))
-        });
+        // The GPU's figures are all of 0 threads.
+        let apart = |a: u16, b: u16| (f64::from(a.max(1)) / f64::from(b.max(1))).ln().abs();
+        let distance = |point: &(u16, f64, f64)| (point.1 / key.tokens).ln().abs() + apart(point.0, key.threads);
+        let nearest = self.points_of(key).min_by(|a, b| distance(a).total_cmp(&distance(b)).then(b.0.cmp(&a.0)));
         let Some((threads, tokens, point_us)) = nearest else { return Some(curve_us) };
         let there_us = self.curve_us(&Key { threads, tokens, ..key.clone() });
         Some(there_us.map_or(curve_us, |there_us| curve_us * point_us * key.matrices / there_us))
