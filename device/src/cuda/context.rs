@@ -21,6 +21,23 @@ pub struct CudaOptions {
     pub modules: ModuleSource,
 }
 
+/// What a context holds for kernels that call functions with stacks, print or allocate. None of this program's does (CI
+/// proves it of the stack), so all of it goes back: on an H200 the context takes 260 MiB instead of 524. A driver that
+/// keeps more than it is asked to is not an error: whatever the context takes is measured and counted.
+const LIMITS: [(sys::CUlimit, usize); 3] = [
+    (sys::CUlimit::CU_LIMIT_STACK_SIZE, 0),
+    (sys::CUlimit::CU_LIMIT_PRINTF_FIFO_SIZE, 0),
+    (sys::CUlimit::CU_LIMIT_MALLOC_HEAP_SIZE, 0),
+];
+
+/// Sets the limits of the current context.
+fn trim() {
+    for (limit, bytes) in LIMITS {
+        // SAFETY: a context is current.
+        let _ = unsafe { sys::cuCtxSetLimit(limit, bytes) };
+    }
+}
+
 /// A retained primary context with its handles. All methods may be called from any thread.
 pub(super) struct Context {
     pub(super) model: GpuModel,
@@ -59,6 +76,7 @@ impl Context {
         let context =
             Context { model, driver: driver.version, device, context, streams, events, lost: OnceLock::new() };
         context.enter()?;
+        trim();
         Ok(context)
     }
 

@@ -10,7 +10,7 @@ const DRIVER_MIN: u32 = 12_040;
 const CAPABILITY_MIN: (u32, u32) = (8, 0);
 
 /// Every driver function that this crate calls; a driver without one of them is not used.
-pub const DRIVER_FUNCTIONS: [&str; 59] = [
+pub const DRIVER_FUNCTIONS: [&str; 60] = [
     "cuInit",
     "cuDriverGetVersion",
     "cuGetErrorName",
@@ -24,6 +24,7 @@ pub const DRIVER_FUNCTIONS: [&str; 59] = [
     "cuDevicePrimaryCtxRelease_v2",
     "cuDevicePrimaryCtxSetFlags_v2",
     "cuCtxSetCurrent",
+    "cuCtxSetLimit",
     "cuMemGetInfo_v2",
     "cuMemAlloc_v2",
     "cuMemFree_v2",
