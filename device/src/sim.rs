@@ -124,11 +124,6 @@ impl SimGpu {
         self.machine.load.add(steps);
     }
 
-    fn team_share(&self) -> f64 {
-        let (active, full) = *lock(&self.team);
-        f64::from(active) / f64::from(full.max(1))
-    }
-
     /// The host's address of bytes of the GPU's memory, which lives as long as the GPU: for operators that work through
     /// pointers. They must declare every access with [`SimTask::touch`] before they make it.
     /// Errors: not inside one region.
@@ -430,7 +425,8 @@ impl Gpu for SimGpu {
     }
 
     fn host_worked(&self, expected: Nanos) {
-        self.clock.move_to(self.machine.load.end_of_team(self.team_share(), self.clock.now(), expected));
+        let team = *lock(&self.team);
+        self.clock.move_to(self.machine.load.end_of_team(team, self.clock.now(), expected));
     }
 
     fn host_team(&self, active: u32, full: u32) {
@@ -440,7 +436,7 @@ impl Gpu for SimGpu {
     fn host_pressure(&self) -> Option<Pressure> {
         let (active, full) = *lock(&self.team);
         let (load, now) = (&self.machine.load, self.clock.now());
-        let share = (1.0 - 1.0 / load.crowding(self.team_share(), now)) as f32;
+        let share = (1.0 - 1.0 / load.crowding((active, full), now)) as f32;
         let contested = if share > 0.0 { active as usize } else { 0 };
         let free_cores = Some((load.cores_left(now) * f64::from(full)) as f32);
         Some(Pressure { worst_share: share, mean_share: share, contested, free_cores })

@@ -100,7 +100,7 @@ pub struct Load {
     pub gpu: f64,
     /// Link time ratio, transfers and activation movement alike.
     pub link: f64,
-    /// Cores that others leave to us; a larger team waits for the threads that get no core.
+    /// Cores that others leave to us; a larger team waits for the threads that get no core ([`crowding`]).
     pub free_threads: f64,
 }
 
@@ -115,6 +115,38 @@ impl Load {
 
     /// What multiplies the CPU times of a team of `threads`.
     pub fn cpu_factor(&self, threads: u16) -> f64 {
-        self.cpu * (f64::from(threads) / self.free_threads).max(1.0)
+        self.cpu * crowding(f64::from(threads), self.free_threads)
+    }
+}
+
+/// How many times slower a team runs that has more threads than cores are free. Each step waits for its slowest thread,
+/// and one that shares its core with a thread that always wants it runs half of the time: so the first core too few
+/// costs a factor of 2, and the next ones nothing until there are half as many cores as threads.
+pub fn crowding(threads: f64, free_cores: f64) -> f64 {
+    let too_few = (threads - free_cores).clamp(0.0, 1.0);
+    (threads / free_cores).max(1.0 / (1.0 - too_few / 2.0))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::crowding;
+
+    #[test]
+    fn one_core_too_few_halves_a_team() {
+        let cases = [
+            ((8.0, f64::INFINITY), 1.0),
+            ((8.0, 16.0), 1.0),
+            ((6.0, 6.4), 1.0),
+            ((8.0, 8.0), 1.0),
+            ((8.0, 7.5), 4.0 / 3.0),
+            ((8.0, 7.0), 2.0),
+            ((8.0, 6.4), 2.0),
+            ((16.0, 6.4), 2.5),
+            ((2.0, 0.5), 4.0),
+        ];
+        for ((threads, free), expected) in cases {
+            let found = crowding(threads, free);
+            assert!((found - expected).abs() < 1e-12, "{threads} threads on {free} cores: {found}");
+        }
     }
 }

@@ -79,7 +79,7 @@ pub enum Resource {
     /// Every thread of the host, whatever the team's size: a lower clock, a busier memory.
     Cpu,
     /// The host's cores, some of which others take: a team of all cores is so many times slower, one that is no larger
-    /// than what is left is not.
+    /// than what is left is not, and the first core too few halves one.
     Cores,
     /// The GPU's operators.
     Gpu,
@@ -144,14 +144,15 @@ impl LoadScript {
         self.play(start, work, |slowdowns| slowdowns[resource as usize])
     }
 
-    /// The same for work of the host's team, which has this share of the threads of a full one.
-    pub fn end_of_team(&self, team_share: f64, start: Nanos, work: Nanos) -> Nanos {
-        self.play(start, work, |slowdowns| slowdowns[Resource::Cpu as usize] * crowding(slowdowns, team_share))
+    /// The same for work of the host's team: its threads, and those of a full one.
+    pub fn end_of_team(&self, team: (u32, u32), start: Nanos, work: Nanos) -> Nanos {
+        self.play(start, work, |slowdowns| slowdowns[Resource::Cpu as usize] * crowding(slowdowns, team))
     }
 
-    /// How many times slower a team of this share of a full one is at `now` because it has more threads than cores.
-    pub fn crowding(&self, team_share: f64, now: Nanos) -> f64 {
-        crowding(&self.at(now), team_share)
+    /// How many times slower a team (its threads, and those of a full one) is at `now` because it has more threads than
+    /// cores.
+    pub fn crowding(&self, team: (u32, u32), now: Nanos) -> f64 {
+        crowding(&self.at(now), team)
     }
 
     /// The share of all cores that is left at `now`.
@@ -186,8 +187,11 @@ impl LoadScript {
     }
 }
 
-fn crowding(slowdowns: &Slowdowns, team_share: f64) -> f64 {
-    (slowdowns[Resource::Cores as usize] * team_share).max(1.0)
+/// Each step waits for its slowest thread, and one that shares its core runs half of the time.
+fn crowding(slowdowns: &Slowdowns, (threads, full): (u32, u32)) -> f64 {
+    let (threads, free) = (f64::from(threads), f64::from(full.max(1)) / slowdowns[Resource::Cores as usize].max(1.0));
+    let too_few = (threads - free).clamp(0.0, 1.0);
+    (threads / free).max(1.0 / (1.0 - too_few / 2.0))
 }
 
 #[cfg(test)]
@@ -256,19 +260,22 @@ mod tests {
         let step = |at, resource, slowdown| LoadStep { at: Nanos(at), resource, slowdown };
         let script = LoadScript::new(vec![step(100, Resource::Cores, 4.0)]);
         script.add([step(1000, Resource::Cores, 1.0), step(500, Resource::Cpu, 3.0)]);
+        // Threads of eight.
         let cases = [
-            (1.0, 0, 50, 50),
-            (1.0, 90, 20, 140), // 10 before, 10 at a quarter of the speed
-            (0.5, 90, 20, 120),
-            (0.25, 90, 20, 110), // as many threads as cores are left
-            (0.25, 500, 10, 530),
-            (1.0, 500, 10, 620),
-            (1.0, 1000, 10, 1030),
+            (8, 0, 50, 50),
+            (8, 90, 20, 140), // 10 before, 10 at a quarter of the speed
+            (4, 90, 20, 120),
+            (3, 90, 20, 120), // one core too few
+            (2, 90, 20, 110), // as many threads as cores are left
+            (2, 500, 10, 530),
+            (8, 500, 10, 620),
+            (8, 1000, 10, 1030),
         ];
-        for (share, start, work, end) in cases {
-            assert_eq!(script.end_of_team(share, Nanos(start), Nanos(work)), Nanos(end), "{share} {start} {work}");
+        for (threads, start, work, end) in cases {
+            let found = script.end_of_team((threads, 8), Nanos(start), Nanos(work));
+            assert_eq!(found, Nanos(end), "{threads} {start} {work}");
         }
-        assert_eq!((script.crowding(0.5, Nanos(100)), script.crowding(0.5, Nanos(99))), (2.0, 1.0));
+        assert_eq!((script.crowding((4, 8), Nanos(100)), script.crowding((4, 8), Nanos(99))), (2.0, 1.0));
         assert_eq!((script.cores_left(Nanos(999)), script.cores_left(Nanos(1000))), (0.25, 1.0));
     }
 }

@@ -205,10 +205,10 @@ fn beyond_cores(idle_s: f64, wanted_s: f64, span_s: f64, active: usize, cpus: us
     ((idle_s - rests_s) / span_s.max(1e-9)).clamp(0.0, others) as f32
 }
 
-/// Cores that workers have for themselves: a core that others share is worth less than what the worker gets of it, for
-/// a smaller team would leave it to them.
+/// Cores that workers have for themselves. Who shares a core and wants all of it gets as much as the worker does, so a
+/// worker that loses half of its time has nothing for itself: a smaller team would leave that core to them.
 fn own_cores(shares: impl Iterator<Item = f32>) -> f32 {
-    shares.map(|share| (1.0 - share) * (1.0 - share)).sum()
+    shares.map(|share| (1.0 - 2.0 * share).max(0.0)).sum()
 }
 
 impl Governor {
@@ -420,8 +420,9 @@ mod tests {
 
     #[test]
     fn free_cores_are_those_without_others_and_idle_ones() {
-        // 16 workers, others on 10 of their cores at equal rights.
-        assert_eq!(own_cores((0..16).map(|index| if index < 10 { 0.5 } else { 0.0 })), 8.5);
+        // 16 workers, others on 10 of their cores at equal rights, or moving over all of them.
+        assert_eq!(own_cores((0..16).map(|index| if index < 10 { 0.5 } else { 0.0 })), 6.0);
+        assert_eq!(own_cores((0..16).map(|_| 0.5 * 10.0 / 16.0)), 6.0);
         // 6 workers that want their cores four fifths of the time, 10 other cores: busy, idle, 3 idle.
         let beyond = |idle_s| beyond_cores(idle_s, 0.8 * 6.0 * 0.2, 0.2, 6, 16);
         for (idle_cores, beyond_is) in [(0.0, 0.0), (10.0, 10.0), (3.0, 3.0)] {

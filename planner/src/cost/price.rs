@@ -58,7 +58,7 @@ pub fn price(program: &Program, profile: &Profile, demand: &Demand) -> Result<Pr
             read_bytes.push(priced.read_bytes);
         }
     }
-    let teams = profile.contention.iter().map(team).collect();
+    let teams = profile.teams().iter().map(team).collect();
     Ok(Problem {
         items: facts(program, &edges),
         costs: CostModel { teams, input_start: edges.start.clone(), inputs: edges.inputs.clone(), cases },

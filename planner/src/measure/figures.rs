@@ -13,7 +13,7 @@ const HASTY: Duration = Duration::from_millis(3);
 /// point on the time per token is taken to be constant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Pace {
-    /// All figures together, about; a quarter more where some must be taken again.
+    /// All figures together, about; a tenth more where some must be taken again.
     pub all: Duration,
     /// Longest for one figure's turn.
     pub figure_most: Duration,
@@ -38,7 +38,7 @@ pub struct Pace {
 impl Pace {
     /// For `ats-plan profile`.
     pub const FULL: Pace = Pace {
-        all: Duration::from_secs(35),
+        all: Duration::from_secs(32),
         figure_most: Duration::from_millis(100),
         sweeps: 3,
         rotation_bytes: 1 << 30,

@@ -55,7 +55,7 @@ impl<'a, 'w> Lab<'a, 'w> {
         let mut team = Team::new(TeamConfig::on_cores(topology, usize::from(threads)))?;
         let buffer = Buffer::new(&mut team, rotation_bytes(topology, &pace))?;
         let begin = Instant::now();
-        let ends = (begin + pace.all, begin + pace.all + pace.all / 4);
+        let ends = (begin + pace.all, begin + pace.all + pace.all / 10);
         Ok(Lab { team, buffer, pace, turns_left: turns, ends, taken_by_others: 0.0, turns: 0, watch })
     }
 

@@ -8,6 +8,7 @@ use kernels::cpu::Isa;
 use kernels::cpu::matmul::{Layout, Matrix, act_row_bytes, matmul_alone, prepare_act};
 use kernels::quant::{WeightType, packed_bytes};
 use std::sync::{Mutex, PoisonError};
+use std::time::Instant;
 
 /// Weight bytes of a round at least, so that starting it does not count.
 const ROUND_BYTES: usize = 32 << 20;
@@ -71,6 +72,35 @@ impl ProductCase {
         })?;
         buffer.has_read(bytes, (effort.warm_up_rounds + timing.rounds) * matrices);
         Ok(steady_us(&timing) / matrices as f64)
+    }
+}
+
+/// Rounds of a product for as long as something else goes on: the load that decoding is to memory.
+pub struct Rounds<'a> {
+    work: Work<'a>,
+    matrices: usize,
+    turn: usize,
+}
+
+impl<'a> Rounds<'a> {
+    /// Of this case, for a team of at most so many workers.
+    pub fn new(case: &ProductCase, buffer: &'a Buffer, workers: usize) -> Result<Rounds<'a>, MeasureError> {
+        Ok(Rounds { work: Work::new(case, buffer, workers)?, matrices: case.matrices()?, turn: 0 })
+    }
+
+    /// Rate in GB/s at which the team reads weights while `goes_on` says so; a round at least.
+    pub fn gb_per_s_while(
+        &mut self,
+        team: &mut Team,
+        goes_on: impl Fn(Instant) -> Result<bool, MeasureError>,
+    ) -> Result<f64, MeasureError> {
+        let (start, first) = (Instant::now(), self.turn);
+        while self.turn == first || goes_on(start)? {
+            let (work, matrices, turn) = (&self.work, self.matrices, self.turn);
+            team.run(|worker| (turn..turn + matrices).for_each(|turn| work.multiply(worker, turn)))?;
+            self.turn += matrices;
+        }
+        Ok((self.work.bytes * (self.turn - first)) as f64 / start.elapsed().as_secs_f64() / 1e9)
     }
 }
 

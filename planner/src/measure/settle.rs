@@ -81,7 +81,7 @@ impl Taken {
 }
 
 /// Tries of a figure beyond the sweeps.
-const TRIES_MORE: usize = 4;
+const TRIES_MORE: usize = 3;
 /// Change from which taking a figure again is worth a word.
 const CHANGED: f64 = 1.05;
 

@@ -78,9 +78,23 @@ impl Profile {
     /// teams may say less when one of them was measured while others had the memory.
     fn read_us(&self, key: &Key<'_>) -> f64 {
         let is_product = matches!(key.operator, Operator::Matmul | Operator::ExpertMatmul);
-        let of_team = |entry: &&Contention| key.backend == Backend::Cpu && is_product && entry.threads == key.threads;
-        let entry = self.contention.iter().find(of_team);
-        entry.map_or(0.0, |entry| key.bytes / entry.cpu_alone_gb_per_s / 1000.0)
+        let of_team = (key.backend == Backend::Cpu && is_product).then(|| self.memory_of(key.threads)).flatten();
+        of_team.map_or(0.0, |team| key.bytes / team.cpu_alone_gb_per_s / 1000.0)
+    }
+
+    /// What memory gives a team: as measured, or between two that were.
+    pub(super) fn memory_of(&self, threads: u16) -> Option<Contention> {
+        let rate = |of: fn(&Contention) -> f64| {
+            let known: Vec<(f64, f64)> = self.contention.iter().map(|e| (f64::from(e.threads), of(e))).collect();
+            interpolate(&known, f64::from(threads))
+        };
+        Some(Contention {
+            threads,
+            cpu_alone_gb_per_s: rate(|entry| entry.cpu_alone_gb_per_s)?,
+            cpu_while_link_gb_per_s: rate(|entry| entry.cpu_while_link_gb_per_s)?,
+            link_alone_gb_per_s: rate(|entry| entry.link_alone_gb_per_s)?,
+            link_while_cpu_gb_per_s: rate(|entry| entry.link_while_cpu_gb_per_s)?,
+        })
     }
 
     /// Measured points of the key's shape and type, any team: (threads, tokens, time of one matrix).

@@ -267,6 +267,9 @@ pub struct Point {
     pub time_us: f64,
 }
 
+/// How far apart teams are that are both worth planning with.
+const TEAMS_APART: f64 = 1.15;
+
 impl Profile {
     /// Reads and checks a profile.
     ///
@@ -283,7 +286,20 @@ impl Profile {
 
     /// Sizes of CPU team that may be planned, ascending.
     pub fn team_sizes(&self) -> Vec<u16> {
-        self.contention.iter().map(|entry| entry.threads).collect()
+        self.teams().iter().map(|entry| entry.threads).collect()
+    }
+
+    /// What memory gives teams that may be planned: those that were measured, and odd eighths of the largest between
+    /// them, so that a team can be about as large as the cores that others leave.
+    pub fn teams(&self) -> Vec<Contention> {
+        let most = self.contention.last().map_or(0, |entry| entry.threads);
+        let eighths = [3_u32, 5].map(|eighths| ((eighths * u32::from(most) + 4) / 8) as u16);
+        let apart = |a: u16, b: u16| f64::from(a.max(b)) / f64::from(a.min(b).max(1));
+        let is_new = |threads: &u16| self.contention.iter().all(|entry| apart(entry.threads, *threads) > TEAMS_APART);
+        let between = eighths.into_iter().filter(is_new).filter_map(|threads| self.memory_of(threads));
+        let mut teams: Vec<Contention> = self.contention.iter().copied().chain(between).collect();
+        teams.sort_by_key(|entry| entry.threads);
+        teams
     }
 
     /// Physical cores.

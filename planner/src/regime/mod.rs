@@ -59,6 +59,16 @@ impl Grid {
         }
         loads
     }
+
+    /// Loads that are no cells, but for which schedules are kept too: a CPU that is slower for teams of every size. Its
+    /// clock may be down, others may have the memory, and a full team that shares its cores may still do better than a
+    /// small one that does not: the runtime finds out, and needs both kinds.
+    pub fn slower_cpu(&self) -> Vec<Load> {
+        let links = &self.link[..self.link.len().min(2)];
+        let slower = self.cpu.iter().skip(1);
+        let load = |(&cpu, &link): (&f32, &f32)| Load { cpu: f64::from(cpu), link: f64::from(link), ..Load::IDLE };
+        slower.flat_map(|cpu| links.iter().map(move |link| load((cpu, link)))).collect()
+    }
 }
 
 /// What the table is made for.
@@ -155,7 +165,8 @@ struct PhaseTable {
 impl PhaseTable {
     fn solve(query: &TableQuery<'_>, grid: &Grid, phase: Phase, contexts: &[u32]) -> PhaseTable {
         let full_team = query.problem.costs.teams.last().map_or(1, |team| team.threads);
-        let loads = grid.loads(full_team);
+        let cells = grid.loads(full_team).len();
+        let loads = [grid.loads(full_team), grid.slower_cpu()].concat();
         let mut pool: Vec<Plan> = Vec::new();
         let own = workload_task(query, phase);
         let mut kept: Vec<Plan> = own.iter().map(|(_, task)| plan(&solve(task, Effort::FULL, &[]))).collect();
@@ -165,9 +176,9 @@ impl PhaseTable {
             let idle = solve(&task(loads[0]), Effort::FULL, &kept);
             let hints = [plan(&idle)];
             // One context is solved in every cell; the others differ by attention only, and their corners suffice.
-            let cells: Vec<usize> = if index == 0 { (1..loads.len()).collect() } else { corners(grid) };
+            let solved: Vec<usize> = if index == 0 { (1..loads.len()).collect() } else { corners(grid) };
             let answers: Vec<Answer> =
-                cells.par_iter().map(|&cell| solve(&task(loads[cell]), Effort::CELL, &hints)).collect();
+                solved.par_iter().map(|&cell| solve(&task(loads[cell]), Effort::CELL, &hints)).collect();
             let mut candidates = kept.clone();
             candidates.extend(hints);
             candidates.extend(answers.iter().map(plan));
@@ -179,15 +190,16 @@ impl PhaseTable {
             kept = distinct(kept);
         }
         let pool = distinct(pool).len();
-        PhaseTable::assign(query, phase, contexts, &loads, kept, pool)
+        PhaseTable::assign(query, phase, contexts, (&loads, cells), kept, pool)
     }
 
-    /// Scores the kept schedules in every cell of every context, drops those that no cell needs, and fills the map.
+    /// Scores the kept schedules under every load (of which the first are `cells`) in every context, drops those that no
+    /// load needs, and fills the map.
     fn assign(
         query: &TableQuery<'_>,
         phase: Phase,
         contexts: &[u32],
-        loads: &[Load],
+        (loads, cells): (&[Load], usize),
         kept: Vec<Plan>,
         found: usize,
     ) -> PhaseTable {
@@ -221,10 +233,12 @@ impl PhaseTable {
             let threads = query.problem.costs.teams[*team].threads;
             query.slots.schedule(phase, threads, promoted, router_of, rows[index][0])
         };
+        let is_cell = |column: &usize| column % loads.len() < cells;
+        let columns = || (0..cover.cells.len()).filter(is_cell);
         PhaseTable {
             schedules: cover.kept.iter().map(schedule).collect(),
-            cells: cover.cells.clone(),
-            cell_us: (0..cover.cells.len()).map(|c| rows[cover.kept[cover.cells[c] as usize]][c]).collect(),
+            cells: columns().map(|c| cover.cells[c]).collect(),
+            cell_us: columns().map(|c| rows[cover.kept[cover.cells[c] as usize]][c]).collect(),
             found,
             workload,
         }

@@ -22,6 +22,14 @@ pub fn lowered(name: &str) -> Program {
     planner::lower_model(&open(name)).unwrap_or_else(|error| panic!("{name}: {error}"))
 }
 
+/// The program of a model of the catalogue, from its header.
+pub fn full_size(name: &str) -> Program {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("model.gguf");
+    fixtures::catalog::model(name).and_then(|model| model.write_sparse(&path)).unwrap();
+    planner::lower_model(&Model::open(&path).unwrap()).unwrap_or_else(|error| panic!("{name}: {error}"))
+}
+
 /// A model's keys (but for the tokenizer) and tensors, to be changed.
 pub struct Edit {
     keys: Vec<(String, MetaValue)>,

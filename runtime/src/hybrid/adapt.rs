@@ -4,15 +4,19 @@
 //!
 //! Invariants: all times come from the machine's clock; a schedule is left only for one that is better by more than
 //! noise; one that turned out slower than what it replaced is left again, and not taken until the load changes. A look
-//! allocates nothing. Not here: measuring (`driver.rs`, `marks.rs`), what samples mean (`sense.rs`). Next: `select.rs`.
+//! allocates nothing. Not here: measuring (`driver.rs`, `marks.rs`), what samples mean (`sense.rs`), what a load means
+//! for other teams (`conditions.rs`). Next: `select.rs`.
 
 pub use super::sense::{Cores, Resource, Sample};
 
+pub use super::conditions::Cause;
+
+use super::conditions::{Conditions, FORGOTTEN, KnownTeam, stretch};
 use super::sense::{Senses, Window, apart};
 use device::clock::Nanos;
 use plan_format::artifact::Plan;
-use plan_format::costs::{CaseCosts, CostModel, Load};
-use plan_format::evaluate::{Horizon, Prepared, Scratch, busy, evaluate};
+use plan_format::costs::{CostModel, Load, crowding};
+use plan_format::evaluate::{Horizon, Prepared, Scratch, evaluate};
 use plan_format::schedule::Phase;
 use std::fmt;
 
@@ -29,11 +33,12 @@ const POSTPONED_MOST: u32 = 12;
 /// Rounds after which a switch is judged by what it brought, and how much slower than before is a failure.
 const JUDGED_AFTER: u32 = 10;
 const WORSE: f64 = 1.08;
-/// How far the load must have moved until a schedule that failed is taken again.
-const FORGOTTEN: f64 = 0.3;
-/// Switches that are remembered for people, and failures.
+/// Switches that are remembered for people, failures, and teams that ran.
 const LOG_MOST: usize = 256;
 const FAILED_MOST: usize = 8;
+/// Switches in a row that may fail under one load.
+const FAILURES_MOST: u32 = 3;
+const KNOWN_MOST: usize = 8;
 
 /// By resource: work that takes less than this share of a round, as expected and as measured, says nothing about load.
 /// Transfers are timed by themselves, and a probe is a small one.
@@ -46,19 +51,6 @@ pub enum Contention {
     Felt,
     /// It does not: the simulated machine plays none.
     Absent,
-}
-
-/// Why a schedule was left.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Cause {
-    /// Times of a resource moved to this ratio of the planned ones.
-    Moved(Resource, f64),
-    /// So many cores are left to the team.
-    Cores(f64),
-    /// The schedule turned out slower than the one before: measured microseconds of a round, before and with it.
-    Failed(f64, f64),
-    /// Another range of context lengths began.
-    Context,
 }
 
 /// A switch and why.
@@ -148,17 +140,16 @@ struct Chosen {
     trial: Option<Trial>,
     /// Schedules that failed, and under which load.
     failed: Vec<(usize, Conditions)>,
+    /// Switches in a row that failed under this load.
+    failures: u32,
+    /// Teams that ran and were left.
+    known: Vec<KnownTeam>,
+    /// The CPU's ratio at the last look, if the running team was measured by then.
+    settled: Option<f64>,
+    rounds: u64,
     /// Times of rounds under this schedule.
     round_us: Window,
     began: Option<Nanos>,
-}
-
-/// A load as it was seen.
-#[derive(Clone, Copy, Debug, PartialEq)]
-struct Conditions {
-    ratios: [f64; 3],
-    free_cores: f64,
-    crowding: f64,
 }
 
 /// Scoring under way.
@@ -180,30 +171,7 @@ struct Trial {
     rounds: u32,
     /// The load as it was seen before: what another team sees of the same load differs.
     seen: Conditions,
-}
-
-impl Conditions {
-    /// What has moved most since `earlier`, and how far.
-    fn moved_since(&self, earlier: &Conditions) -> (Cause, f64) {
-        let of_resource = |resource: Resource| {
-            let (is, was) = (self.ratios[resource as usize], earlier.ratios[resource as usize]);
-            (Cause::Moved(resource, is), apart(is, was))
-        };
-        let are_known = self.free_cores.is_finite() && earlier.free_cores.is_finite();
-        let cores = if are_known { apart(self.free_cores.max(0.5), earlier.free_cores.max(0.5)) } else { 0.0 };
-        let all = Resource::ALL.map(of_resource).into_iter().chain([(Cause::Cores(self.free_cores), cores)]);
-        all.max_by(|a, b| a.1.total_cmp(&b.1)).unwrap_or((Cause::Context, 0.0))
-    }
-
-    /// What a team of `threads` is slowed down by, where one of `present` threads runs: by the measured ratio if it is
-    /// that one, else by what is common to all teams and by the cores that it would not have.
-    fn load_of(&self, threads: u16, present: u16) -> Load {
-        let [cpu, gpu, link] = self.ratios;
-        match threads == present {
-            true => Load { cpu, gpu, link, free_threads: f64::INFINITY },
-            false => Load { cpu: cpu / self.crowding, gpu, link, free_threads: self.free_cores.max(0.25) },
-        }
-    }
+    cause: Cause,
 }
 
 impl Adaptive {
@@ -273,6 +241,7 @@ impl Adaptive {
         if let Some(began) = chosen.began.replace(now) {
             let took_us = now.since(began).as_micros_f64();
             chosen.round_us.add(took_us);
+            chosen.rounds += 1;
             if let Some(trial) = &mut chosen.trial {
                 trial.rounds += 1;
             }
@@ -284,7 +253,7 @@ impl Adaptive {
         if self.chosen[index].1.base != base {
             self.another_bucket(index, base, conditions, case);
         }
-        self.judge(index, context_tokens, conditions);
+        self.judge(index, (case, context_tokens), conditions);
         if self.chosen[index].1.look.is_none() {
             self.begin_look(index, case, conditions, now);
         }
@@ -315,8 +284,9 @@ impl Adaptive {
         }
     }
 
-    /// A switch that made rounds longer is taken back, unless the load has moved meanwhile.
-    fn judge(&mut self, index: usize, context_tokens: u32, conditions: Conditions) {
+    /// A switch that made rounds longer is taken back, unless the load has moved meanwhile. With what was learnt by it
+    /// the others are scored again, a few times.
+    fn judge(&mut self, index: usize, (case, context_tokens): (usize, u32), conditions: Conditions) {
         let chosen = &mut self.chosen[index].1;
         let Some(trial) = chosen.trial.filter(|trial| trial.rounds >= JUDGED_AFTER) else { return };
         chosen.trial = None;
@@ -332,16 +302,24 @@ impl Adaptive {
         chosen.failed.push((failed, trial.seen));
         let cause = Cause::Failed(trial.before_us, measured_us);
         self.switch(index, trial.from, (cause, conditions), (measured_us, trial.before_us), context_tokens);
-        self.chosen[index].1.trial = None;
+        let chosen = &mut self.chosen[index].1;
+        (chosen.trial, chosen.failures) = (None, chosen.failures + 1);
+        if chosen.failures < FAILURES_MOST {
+            let present_us = self.score(index, case, trial.from, &trial.seen);
+            self.chosen[index].1.look = Some(Look::new(trial.from, present_us, trial.seen, trial.cause));
+        }
     }
 
     /// Begins to score when a resource has moved far enough and enough time has passed since the last look.
     fn begin_look(&mut self, index: usize, case: usize, conditions: Conditions, now: Nanos) {
-        let chosen = &self.chosen[index].1;
+        let chosen = &mut self.chosen[index].1;
         let (schedule, looked_at) = (chosen.schedule, chosen.looked_at);
         let (cause, moved) = conditions.moved_since(&chosen.anchor);
         if moved < MOVED_LEAST {
             return;
+        }
+        if chosen.settled.is_some_and(|settled| apart(conditions.ratios[0], settled) >= FORGOTTEN) {
+            chosen.known.clear();
         }
         // Resources are not sensed alike fast: what changes together is looked at together.
         if chosen.senses.is_odd() && chosen.postponed < POSTPONED_MOST {
@@ -350,8 +328,9 @@ impl Adaptive {
         }
         let present_us = self.score(index, case, schedule, &conditions);
         if now.since(looked_at).as_micros_f64() >= ROUNDS_BETWEEN * present_us {
-            self.chosen[index].1.look = Some(Look::new(schedule, present_us, conditions, cause));
-            self.chosen[index].1.postponed = 0;
+            let chosen = &mut self.chosen[index].1;
+            chosen.look = Some(Look::new(schedule, present_us, conditions, cause));
+            (chosen.postponed, chosen.failures) = (0, 0);
         }
     }
 
@@ -380,6 +359,7 @@ impl Adaptive {
         let (to, expected_us) = look.best;
         self.chosen[index].1.looked_at = now;
         self.chosen[index].1.anchor = look.conditions;
+        self.chosen[index].1.settled = Some(look.conditions.ratios[0]);
         if to != self.chosen[index].1.schedule {
             let (why, times) = ((look.cause, look.conditions), (look.present_us, expected_us));
             self.switch(index, to, why, times, context_tokens);
@@ -398,13 +378,12 @@ impl Adaptive {
         let from = self.chosen[index].1.schedule;
         let (before, after) = (self.schedules[from].cpu_threads, self.schedules[to].cpu_threads);
         if before != after {
-            let crowding = (f64::from(after) / conditions.free_cores.max(0.25)).max(1.0);
-            self.chosen[index].1.senses.another_team(conditions.ratios[0] / conditions.crowding * crowding, crowding);
+            self.chosen[index].1.another_team((before, after), &conditions);
         }
         let anchor = self.conditions(index);
         let chosen = &mut self.chosen[index].1;
         let before_us = chosen.round_us.median();
-        chosen.trial = (before_us > 0.0).then_some(Trial { from, before_us, rounds: 0, seen: conditions });
+        chosen.trial = (before_us > 0.0).then_some(Trial { from, before_us, rounds: 0, seen: conditions, cause });
         (chosen.schedule, chosen.anchor, chosen.look) = (to, anchor, None);
         if self.log.len() < LOG_MOST {
             let evidence = String::new();
@@ -420,7 +399,7 @@ impl Adaptive {
             return f64::INFINITY;
         }
         let (kept, present) = (&self.schedules[schedule], self.schedules[chosen.schedule].cpu_threads);
-        let load = conditions.load_of(kept.cpu_threads, present);
+        let load = conditions.load_of(kept.cpu_threads, present, chosen.known(kept.cpu_threads, conditions));
         let case = &self.costs.cases[case];
         evaluate(&self.costs, case, &kept.prepared, &load, Horizon::Steady, &mut self.scratch)
     }
@@ -471,9 +450,34 @@ impl Chosen {
             postponed: 0,
             trial: None,
             failed: Vec::with_capacity(FAILED_MOST),
+            failures: 0,
+            known: Vec::with_capacity(KNOWN_MOST),
+            settled: None,
+            rounds: 0,
             round_us: Window::full_of(0.0),
             began: None,
         }
+    }
+}
+
+impl Chosen {
+    /// What is remembered of a team that ran under a load like this one.
+    fn known(&self, threads: u16, conditions: &Conditions) -> Option<f64> {
+        self.known.iter().find(|team| team.says(threads, self.rounds, conditions)).map(|team| team.ratio)
+    }
+
+    /// The team of `before` threads goes, that of `after` comes.
+    fn another_team(&mut self, (before, after): (u16, u16), conditions: &Conditions) {
+        let ratio = conditions.ratios[0] / conditions.crowding;
+        let crowding = crowding(f64::from(after), conditions.free_cores.max(0.25));
+        let expected = self.known(after, conditions).unwrap_or(ratio);
+        self.known.retain(|team| team.threads != before);
+        if self.known.len() == KNOWN_MOST {
+            self.known.remove(0);
+        }
+        self.known.push(KnownTeam { threads: before, ratio, load: *conditions, round: self.rounds });
+        self.senses.another_team(expected * crowding, crowding);
+        self.settled = None;
     }
 }
 
@@ -481,16 +485,4 @@ impl Look {
     fn new(present: usize, present_us: f64, conditions: Conditions, cause: Cause) -> Self {
         Look { conditions, cause, next: 0, present_us, best: (present, present_us) }
     }
-}
-
-/// How many times longer CPU work and transfers of a schedule take than alone, because both read the DRAM.
-fn stretch(costs: &CostModel, case: &CaseCosts, prepared: &Prepared, scratch: &mut Scratch) -> [f64; 3] {
-    let busy = busy(costs, case, prepared, &Load::IDLE, scratch);
-    let items = costs.item_count();
-    let cpu_us = &case.cpu_us[prepared.team * items..(prepared.team + 1) * items];
-    let on_cpu = cpu_us.iter().zip(&prepared.on_gpu).filter(|(_, on_gpu)| !**on_gpu);
-    let alone_us: f64 = on_cpu.map(|(us, _)| f64::from(*us)).sum();
-    let streamed_us: f64 = prepared.streams.iter().map(|s| f64::from(case.items[s.item as usize].stream_us)).sum();
-    let of = |together_us: f64, alone_us: f64| if alone_us > 0.0 { (together_us / alone_us).max(1.0) } else { 1.0 };
-    [of(busy.cpu_us, alone_us), 1.0, of(busy.link_us, streamed_us)]
 }

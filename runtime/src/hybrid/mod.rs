@@ -9,6 +9,7 @@ pub mod adapt;
 pub(crate) mod bound;
 pub(crate) mod build;
 pub(crate) mod choose;
+mod conditions;
 mod crossings;
 pub mod cuda;
 pub(crate) mod driver;

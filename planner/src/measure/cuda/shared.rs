@@ -1,24 +1,25 @@
-//! What the CPU's reads and the copy engine take from each other: both at once, for every size of team.
+//! What the CPU's products and the copy engine take from each other: both at once, for every size of team. Products
+//! rather than plain reads: their prefetches ask more of memory, and the link gets what they leave.
 
+use super::super::buffer::Buffer;
 use super::super::cpu::rounded;
 use super::super::figures::Pace;
 use super::super::gpu::GpuFigures;
 use super::super::lab::rotation_bytes;
+use super::super::products::{ProductCase, Rounds};
 use super::super::{MeasureError, Watch};
 use crate::profile::{Contention, Profile};
 use device::cuda::CudaGpu;
 use device::gpu::{CopySource, DeviceRegion, EventId, Gpu as _, HostSpan, StreamId, StreamKind};
 use device::memory::HostRegion;
-use device::probe::{Rotation, read_sum};
 use device::team::{Team, TeamConfig};
 use device::topology::Topology;
-use std::hint::black_box;
+use kernels::quant::WeightType;
 use std::sync::Arc;
 use std::time::Instant;
 
-/// Memory that the team reads, in pieces that are claimed in blocks.
-const PIECE_BYTES: usize = 64 << 20;
-const BLOCK_BYTES: usize = 256 << 10;
+/// What most models decode.
+const DECODED: WeightType = WeightType::Q4_K;
 /// One copy, and how long copies run beside the team, about.
 const COPY_BYTES: u64 = 32 << 20;
 const COPY_S: f64 = 0.05;
@@ -53,7 +54,10 @@ fn together(
     (entries, most, link): (&[Contention], u16, f64),
     watch: &mut Watch<'_>,
 ) -> Result<Vec<Contention>, MeasureError> {
-    let mut bench = Bench::new(gpu, topology, (most, link))?;
+    let mut team = Team::new(TeamConfig::on_cores(topology, usize::from(most)))?;
+    let buffer = Buffer::new(&mut team, rotation_bytes(topology, &Pace::FULL))?;
+    let rounds = Rounds::new(&ProductCase::dense(DECODED, 1), &buffer, usize::from(most))?;
+    let mut bench = Bench::new(gpu, (team, rounds), link)?;
     let mut best = vec![Together::default(); entries.len()];
     for _ in 0..SWEEPS {
         for (entry, best) in entries.iter().zip(&mut best) {
@@ -96,11 +100,11 @@ impl Together {
     }
 }
 
-/// A team with memory to read, and copies to run beside it.
+/// A team with products, and copies to run beside it.
 struct Bench<'a> {
     gpu: &'a CudaGpu,
     team: Team,
-    rotation: Rotation,
+    rounds: Rounds<'a>,
     copy: (HostSpan, DeviceRegion),
     copies: u64,
     stream: StreamId,
@@ -108,9 +112,7 @@ struct Bench<'a> {
 }
 
 impl<'a> Bench<'a> {
-    fn new(gpu: &'a CudaGpu, topology: &Topology, (most, link): (u16, f64)) -> Result<Bench<'a>, MeasureError> {
-        let mut team = Team::new(TeamConfig::on_cores(topology, usize::from(most)))?;
-        let rotation = Rotation::new(&mut team, rotation_bytes(topology, &Pace::FULL), PIECE_BYTES)?;
+    fn new(gpu: &'a CudaGpu, (team, rounds): (Team, Rounds<'a>), link: f64) -> Result<Bench<'a>, MeasureError> {
         let mut region = HostRegion::new(COPY_BYTES as usize)?;
         region.as_mut_slice().fill(1);
         let from = HostSpan { range: 0..region.len(), region: Arc::new(region) };
@@ -119,46 +121,25 @@ impl<'a> Bench<'a> {
         let stream = gpu.new_stream(StreamKind::Transfer)?;
         let events = [gpu.new_event()?, gpu.new_event()?];
         let copies = ((COPY_S * link * 1e9 / COPY_BYTES as f64) as u64).max(4);
-        Ok(Bench { gpu, team, rotation, copy: (from, target), copies, stream, events })
+        Ok(Bench { gpu, team, rounds, copy: (from, target), copies, stream, events })
     }
 
     /// A team alone, and beside the copies.
     fn both(&mut self, threads: usize) -> Result<Together, MeasureError> {
         let Bench { gpu, stream, events: [begin, end], copies, .. } = *self;
         self.team.set_active(threads);
-        let alone = read_while(&mut self.team, &self.rotation, |start| Ok(start.elapsed().as_secs_f64() < COPY_S))?;
+        let begun = |start: Instant| Ok(start.elapsed().as_secs_f64() < COPY_S);
+        let alone = self.rounds.gb_per_s_while(&mut self.team, begun)?;
         gpu.record(stream, begin)?;
         for _ in 0..copies {
             gpu.copy_to_gpu(stream, self.copy.1.start, &CopySource::Span(self.copy.0.clone()))?;
         }
         gpu.record(stream, end)?;
-        let beside = read_while(&mut self.team, &self.rotation, |_| Ok(!gpu.event_passed(end)?))?;
+        let beside = self.rounds.gb_per_s_while(&mut self.team, |_| Ok(!gpu.event_passed(end)?))?;
         gpu.synchronize(stream)?;
         let link_us = gpu.elapsed(begin, end)?.as_micros_f64();
         Ok(Together { alone, beside, link: (copies * COPY_BYTES) as f64 / link_us / 1000.0 })
     }
-}
-
-/// Rate at which the team reads as long as `goes_on`.
-fn read_while(
-    team: &mut Team,
-    rotation: &Rotation,
-    goes_on: impl Fn(Instant) -> Result<bool, MeasureError>,
-) -> Result<f64, MeasureError> {
-    let start = Instant::now();
-    let mut rounds = 0;
-    while rounds == 0 || goes_on(start)? {
-        let piece = rotation.piece(rounds);
-        team.run(|worker| {
-            worker.for_blocks((piece.len() / BLOCK_BYTES) as u32, 1, |blocks| {
-                for block in blocks {
-                    black_box(read_sum(&piece[block * BLOCK_BYTES..(block + 1) * BLOCK_BYTES]));
-                }
-            });
-        })?;
-        rounds += 1;
-    }
-    Ok((rounds * PIECE_BYTES) as f64 / start.elapsed().as_secs_f64() / 1e9)
 }
 
 #[cfg(test)]
