@@ -10,8 +10,8 @@ use crate::profile::Operator;
 
 /// What noise may be.
 const NOISE: f64 = 1.12;
-/// A try that no other comes as near to stands alone. On a virtual machine with neighbours tries of a calm second differ
-/// by 5 to 15 %.
+/// A try that no other comes as near to stands alone. On a virtual machine with neighbours tries of a calm second
+/// differ by 5 to 15 %.
 const CONFIRMED: f64 = 1.2;
 /// Share of what the other types reach below which a type is in doubt, and of its curve below which a point is.
 const UNLIKE: f64 = 0.78;

@@ -193,8 +193,8 @@ impl PhaseTable {
         PhaseTable::assign(query, phase, contexts, (&loads, cells), kept, pool)
     }
 
-    /// Scores the kept schedules under every load (of which the first are `cells`) in every context, drops those that no
-    /// load needs, and fills the map.
+    /// Scores the kept schedules under every load (of which the first are `cells`) in every context, drops those that
+    /// no load needs, and fills the map.
     fn assign(
         query: &TableQuery<'_>,
         phase: Phase,
