@@ -42,6 +42,11 @@ impl WorkQueue {
     ///
     /// No ordering is implied between claims: a barrier or the round's end publishes what the blocks wrote.
     pub fn claim(&self, step: Step, total: u32, grain: u32) -> Option<Range<usize>> {
+        self.claim_sized(step, total, |_| grain)
+    }
+
+    /// Takes the next rows of `total` of `step`, as many as `grain` says for so many that are left.
+    pub fn claim_sized(&self, step: Step, total: u32, grain: impl Fn(u32) -> u32) -> Option<Range<usize>> {
         let counter = &self.counters[(step.0 % RING) as usize];
         let mut old = counter.load(Ordering::Relaxed);
         loop {
@@ -54,7 +59,7 @@ impl WorkQueue {
             if start >= total {
                 return None;
             }
-            let end = start.saturating_add(grain.max(1)).min(total);
+            let end = start.saturating_add(grain(total - start).max(1)).min(total);
             let new = u64::from(step.0) << 32 | u64::from(end);
             match counter.compare_exchange_weak(old, new, Ordering::Relaxed, Ordering::Relaxed) {
                 Ok(_) => return Some(start as usize..end as usize),

@@ -9,6 +9,9 @@ use std::ops::Range;
 use super::crew::Crew;
 use super::queue::{RING, Step};
 
+/// Blocks per worker into which the rows that are left are cut.
+const BLOCKS_LEFT: u32 = 2;
+
 /// One worker during one round.
 pub struct Worker<'a> {
     crew: &'a Crew,
@@ -61,6 +64,13 @@ impl<'a> Worker<'a> {
     /// Takes the next up to `grain` of `total` rows of `step`; `None` when all are taken.
     pub fn claim(&self, step: Step, total: u32, grain: u32) -> Option<Range<usize>> {
         self.crew.queue.claim(step, total, grain)
+    }
+
+    /// Takes the next rows of `total` of `step`: `most` as long as many are left, then fewer, down to `tile`, so that
+    /// workers end together. Both are multiples of `tile`, but for the last rows.
+    pub fn claim_tapering(&self, step: Step, total: u32, most: u32, tile: u32) -> Option<Range<usize>> {
+        let fair = |left: u32| (left / (BLOCKS_LEFT * self.count as u32)).next_multiple_of(tile.max(1)).max(tile);
+        self.crew.queue.claim_sized(step, total, |left| fair(left).min(most))
     }
 
     /// Begins a step and runs `block` on row blocks of `total` until none is left. No barrier after it.

@@ -3,7 +3,7 @@
 //! first when the wait is over. Only where tokens are few: then the product's time is that of reading its weights.
 //! Not here: the product (`product.rs`). Next: `run.rs`.
 
-use super::product::{grain, panels_of, shares};
+use super::product::{Grain, panels_of, shares};
 use super::run::Context;
 use super::step::{Part, Step, Task};
 use super::weights::Precision;
@@ -76,10 +76,10 @@ impl Context<'_> {
         (ahead.step, ahead.len) = (step.0, 0);
         let total = parts.iter().map(|part| panels_of(self, part)).sum::<usize>();
         let Some(Ok(matrix)) = parts.first().map(|part| self.weights.matrix(part.weight, 0)) else { return };
-        let grain = grain(&matrix, tokens, total, worker.count());
+        let grain = Grain::new(&matrix, tokens, total, worker.count());
         let mut bytes = 0;
         while bytes < BYTES_MOST && ahead.len < BLOCKS_MOST && !begun.has(index) {
-            let Some(block) = worker.claim(step, total as u32, grain) else { return };
+            let Some(block) = grain.claim(worker, step, total) else { return };
             ahead.add(&block);
             bytes += self.bring(parts, block, (begun, index));
         }

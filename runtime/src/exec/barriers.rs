@@ -52,7 +52,7 @@ fn extent((rows, place): (Rows, Place), limits: RoundLimits) -> Range<usize> {
 
 impl Light {
     /// Places of values that it reads or writes.
-    fn places(&self) -> Vec<Place> {
+    pub fn places(&self) -> Vec<Place> {
         match self {
             Light::Trig { .. } => vec![],
             Light::Embed { out, .. } => vec![*out],

@@ -8,11 +8,12 @@
 use super::hits::HitsAt;
 use super::light::act_type;
 use super::prepare::act_bytes;
-use super::product::grain;
-use super::run::{Context, share};
+use super::product::Grain;
+use super::run::Context;
 use super::scratch::WorkerScratch;
 use super::shared::{Place, Shared};
 use super::step::{ActForm, ExpertRows, Part};
+use super::walk::share;
 use crate::Error;
 use device::team::Worker;
 use kernels::cpu::matmul::prepare_act;
@@ -149,9 +150,10 @@ impl<'a> Context<'a> {
         let total = groups.groups.len() * panels;
         let per_expert = (tokens * chosen).div_ceil(groups.groups.len().max(1));
         let Some([some_expert, ..]) = groups.groups.first() else { return Ok(()) };
-        let grain = grain(&self.weights.matrix(part.weight, *some_expert as usize)?, per_expert, total, worker.count());
+        let some_matrix = self.weights.matrix(part.weight, *some_expert as usize)?;
+        let grain = Grain::new(&some_matrix, per_expert, total, worker.count());
         let step = worker.begin_step();
-        while let Some(claimed) = worker.claim(step, total as u32, grain) {
+        while let Some(claimed) = grain.claim(worker, step, total) {
             let mut unit = claimed.start;
             while unit < claimed.end {
                 let (group, panel) = (unit / panels, unit % panels);

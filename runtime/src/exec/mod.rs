@@ -1,7 +1,7 @@
 //! The executor: runs a program's operators on the CPU team over preallocated memory. It knows operators, not families.
 //!
 //! `prepare` resolves a program once into steps (`step.rs`: places in memory, matrices, parameters); a round then walks
-//! the steps on every worker (`run.rs`). Invariants: a round allocates nothing; between two barriers no worker touches
+//! the steps on every worker (`run.rs`, `walk.rs`). Invariants: a round allocates nothing; between two barriers no worker touches
 //! what another writes; a token's result has the same bits for any batch, ubatch and number of threads.
 //! Not here: which tokens to run (`session.rs`), where items live (the plan). Next: `shared.rs`, `step.rs`.
 
@@ -24,7 +24,9 @@ pub(crate) mod shared;
 pub(crate) mod solo;
 pub(crate) mod states;
 pub(crate) mod step;
+pub(crate) mod terms;
 pub(crate) mod trace;
+mod walk;
 mod watch;
 pub(crate) mod weights;
 

@@ -9,17 +9,17 @@ use super::barriers::place_barriers;
 use super::hits::HitsMap;
 use super::pairs::fine_values;
 use super::shared::{Home, Place, Shared};
-use super::solo::{Own, Solo, own_values, solo_arena, solo_steps};
+use super::solo::{Own, Solo, Worker0, own_values, own_values_beside, solo_arena, solo_steps, solo_steps_beside};
 use super::states::{KvType, StateLimits};
 use super::step::*;
+use super::terms::{attention_shape, glu, pairing, rope_table, router_rule};
 use super::weights::{Precision, WeightStore};
 use crate::Error;
 use kernels::cpu::matmul::act_row_bytes;
-use kernels::cpu::ops::attention::{AttentionShape, Mask, SEGMENT};
+use kernels::cpu::ops::attention::{AttentionShape, SEGMENT};
 use kernels::cpu::ops::delta::HeadMap;
-use kernels::cpu::ops::elementwise::{ColGroups, Glu, Temperature};
-use kernels::cpu::ops::rope::{RopePairing, RopeParams, RopeScaling, RopeTable};
-use kernels::cpu::ops::router::{RouterScore, RouterWeights};
+use kernels::cpu::ops::elementwise::{ColGroups, Temperature};
+use kernels::cpu::ops::rope::RopeTable;
 use plan_format::arena::Arena;
 use plan_format::program::{self, OpKind, Program, Rows, View};
 use plan_format::{OpId, WeightId};
@@ -73,7 +73,7 @@ pub const FEW_TOKENS: usize = 8;
 /// Resolves a verified program.
 pub fn prepare(program: &Program, arena: &Arena, weights: &WeightStore, limits: Limits) -> Result<Prepared, Error> {
     let own = vec![false; program.values.len()];
-    let builder = Builder::build(program, arena, weights, limits, &own)?;
+    let builder = Builder::build(program, (arena, arena), weights, limits, &own)?;
     let logits = builder.logits();
     let mut steps = builder.steps;
     place_barriers(&mut steps, arena.limits);
@@ -93,10 +93,26 @@ pub fn prepare_solo(
 ) -> Result<Solo, Error> {
     let arena = solo_arena(program);
     let own = own_values(program);
-    let builder = Builder::build(program, &arena, weights, limits, &own)?;
-    let own = |index| Own::new(index, arena.size_bytes as usize, &builder.sizes, ropes);
+    let builder = Builder::build(program, (&arena, &arena), weights, limits, &own)?;
+    let own = |index| Own::new(index, (Worker0::SharesValues, arena.size_bytes as usize), &builder.sizes, ropes);
     let (own, logits) = ((0..workers).map(own).collect(), builder.logits());
     Ok(Solo { steps: solo_steps(builder.steps), logits, own })
+}
+
+/// The same beside a GPU: values that another item touches stay in `shared`, which both sides know.
+pub fn prepare_solo_beside(
+    program: &Program,
+    shared: &Arena,
+    weights: &WeightStore,
+    limits: Limits,
+    (workers, ropes): (usize, &[RopeTable]),
+) -> Result<Solo, Error> {
+    let arena = solo_arena(program);
+    let own = own_values_beside(program);
+    let builder = Builder::build(program, (&arena, shared), weights, limits, &own)?;
+    let own = |index| Own::new(index, (Worker0::HasOwn, arena.size_bytes as usize), &builder.sizes, ropes);
+    let (own, logits) = ((0..workers).map(own).collect(), builder.logits());
+    Ok(Solo { steps: solo_steps_beside(builder.steps), logits, own })
 }
 
 /// Bytes of the regions that hold no values, and the most experts of a layer.
@@ -141,7 +157,10 @@ impl Limits {
 
 struct Builder<'a> {
     program: &'a Program,
+    /// Limits of the rounds, and where workers' own values lie.
     arena: &'a Arena,
+    /// Where values for all workers lie.
+    shared: &'a Arena,
     weights: &'a WeightStore,
     limits: Limits,
     /// Which values each worker computes for itself.
@@ -156,14 +175,14 @@ struct Builder<'a> {
 impl<'a> Builder<'a> {
     fn build(
         program: &'a Program,
-        arena: &'a Arena,
+        (arena, shared): (&'a Arena, &'a Arena),
         weights: &'a WeightStore,
         limits: Limits,
         own: &'a [bool],
     ) -> Result<Self, Error> {
         let (steps, shapes, sizes) = (Vec::new(), Vec::new(), Sizes::default());
         let fine = fine_values(program);
-        let mut builder = Builder { program, arena, weights, limits, own, fine, steps, shapes, sizes };
+        let mut builder = Builder { program, arena, shared, weights, limits, own, fine, steps, shapes, sizes };
         for table in 0..program.ropes.len() {
             builder.light(OpId(0), Rows::Tokens, Light::Trig { table });
         }
@@ -180,8 +199,9 @@ impl<'a> Builder<'a> {
 
     fn place(&self, view: View) -> Place {
         let stride = self.program.values[view.value.index()].cols as usize;
-        let home = if self.own[view.value.index()] { Home::Own } else { Home::Shared };
-        let base_bytes = self.arena.offsets_bytes[view.value.index()] as usize;
+        let (home, arena) =
+            if self.own[view.value.index()] { (Home::Own, self.arena) } else { (Home::Shared, self.shared) };
+        let base_bytes = arena.offsets_bytes[view.value.index()] as usize;
         let offset_bytes = base_bytes + view.first_col as usize * 4;
         Place { base_bytes, offset_bytes, stride, cols: view.cols as usize, home }
     }
@@ -429,68 +449,4 @@ impl<'a> Builder<'a> {
 pub fn act_bytes(form: ActForm, cols: usize) -> Result<usize, Error> {
     let rows = if form == ActForm::Pairs { 2 } else { 1 };
     Ok(rows * act_row_bytes(super::light::act_type(form), cols)?)
-}
-
-fn rope_table(rope: &program::Rope, weights: &WeightStore) -> RopeTable {
-    let scaling = match rope.scaling {
-        program::RopeScaling::None => RopeScaling::None,
-        program::RopeScaling::Linear { factor } => RopeScaling::Linear { factor },
-        program::RopeScaling::Yarn { factor, original_context_tokens } => {
-            RopeScaling::Yarn { factor, original_context_tokens }
-        }
-    };
-    RopeTable::new(RopeParams {
-        n_rot: rope.n_rot as usize,
-        base: rope.base,
-        scaling,
-        magnitude: rope.magnitude,
-        factors: rope.factors.map(|factors| weights.small(factors)),
-    })
-}
-
-fn pairing(pairing: program::RopePairing) -> RopePairing {
-    match pairing {
-        program::RopePairing::Norm => RopePairing::Norm,
-        program::RopePairing::Neox => RopePairing::Neox,
-    }
-}
-
-fn glu(activation: program::GluActivation) -> Glu {
-    match activation {
-        program::GluActivation::Silu => Glu::Silu,
-        program::GluActivation::GeluTanh => Glu::GeluTanh,
-        program::GluActivation::ClampedSwish { alpha, limit } => Glu::ClampedSwish { alpha, limit },
-    }
-}
-
-fn router_rule(router: &program::Router) -> RouterRule {
-    let score = match router.score {
-        program::RouterScore::Softmax => RouterScore::Softmax,
-        program::RouterScore::Sigmoid => RouterScore::Sigmoid,
-        program::RouterScore::Logit => RouterScore::Logit,
-    };
-    let weights = match router.weights {
-        program::RouterWeights::Score => RouterWeights::Score,
-        program::RouterWeights::ScoreNormalised => RouterWeights::ScoreNormalised,
-        program::RouterWeights::SoftmaxOfChosen => RouterWeights::SoftmaxOfChosen,
-    };
-    RouterRule { chosen: router.chosen as usize, score, weights, scale: router.scale }
-}
-
-/// An attention in the words of the kernels.
-pub fn attention_shape(attention: &program::Attention) -> AttentionShape {
-    let mask = match attention.mask {
-        program::Mask::Causal => Mask::Causal,
-        program::Mask::Window { tokens } => Mask::Window { tokens },
-        program::Mask::Chunk { tokens } => Mask::Chunk { tokens },
-    };
-    AttentionShape {
-        q_heads: attention.q_heads as usize,
-        kv_heads: attention.kv_heads as usize,
-        k_head_cols: attention.k_head_cols as usize,
-        v_head_cols: attention.v_head_cols as usize,
-        scale: attention.scale,
-        softcap: None,
-        mask,
-    }
 }

@@ -8,7 +8,7 @@ use super::shared::{Home, Place, Shared};
 use super::step::{ActForm, Part};
 use super::weights::Precision;
 use crate::Error;
-use device::team::Worker;
+use device::team::{Step, Worker};
 use kernels::cpu::matmul::{Matrix, Product, matmul, matmul_exact};
 use std::ops::Range;
 
@@ -39,14 +39,28 @@ pub struct Operands<'a> {
 /// Panels that kernels for several tokens work on at once.
 const TILE_PANELS: usize = 2;
 
-/// Panels to claim at once so that a block takes at most [`BLOCK_NS`] and workers end together; with several tokens,
-/// whole tiles.
-pub fn grain(matrix: &Matrix, tokens: usize, panels: usize, workers: usize) -> u32 {
-    let bytes = matrix.bytes().len() / matrix.panels().max(1);
-    let panel_ns = (bytes / BYTES_PER_NS).max(PANEL_ROWS * matrix.cols() * tokens / MACS_PER_NS).max(1);
-    let fair = panels / (workers * BLOCKS_PER_WORKER);
-    let tile = if tokens > 1 { TILE_PANELS } else { 1 };
-    (BLOCK_NS / panel_ns).min(fair).next_multiple_of(tile).max(tile) as u32
+/// How many panels a worker claims at once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Grain {
+    most: u32,
+    tile: u32,
+}
+
+impl Grain {
+    /// So many that a block takes at most [`BLOCK_NS`] and workers end together; with several tokens, whole tiles.
+    pub fn new(matrix: &Matrix, tokens: usize, panels: usize, workers: usize) -> Grain {
+        let bytes = matrix.bytes().len() / matrix.panels().max(1);
+        let panel_ns = (bytes / BYTES_PER_NS).max(PANEL_ROWS * matrix.cols() * tokens / MACS_PER_NS).max(1);
+        let fair = panels / (workers * BLOCKS_PER_WORKER);
+        let tile = if tokens > 1 { TILE_PANELS } else { 1 };
+        let most = (BLOCK_NS / panel_ns).min(fair).next_multiple_of(tile).max(tile);
+        Grain { most: most as u32, tile: tile as u32 }
+    }
+
+    /// The next block of a step's panels; smaller ones towards the end.
+    pub fn claim(self, worker: &Worker, step: Step, total: usize) -> Option<Range<usize>> {
+        worker.claim_tapering(step, total as u32, self.most, self.tile)
+    }
 }
 
 /// Panels of a part's matrix.
@@ -147,12 +161,12 @@ impl<'a> Context<'a> {
         }
         let total: usize = parts.iter().map(|part| panels_of(self, part)).sum();
         let Some(first) = parts.first() else { return Ok(()) };
-        let grain = grain(&self.weights.matrix(first.weight, 0)?, tokens, total, worker.count());
+        let grain = Grain::new(&self.weights.matrix(first.weight, 0)?, tokens, total, worker.count());
         let step = worker.begin_step();
         for claimed in scratch.ahead.take(step) {
             self.block(worker, scratch, parts, tokens, claimed)?;
         }
-        while let Some(claimed) = worker.claim(step, total as u32, grain) {
+        while let Some(claimed) = grain.claim(worker, step, total) {
             self.block(worker, scratch, parts, tokens, claimed)?;
         }
         Ok(())
@@ -193,9 +207,9 @@ impl<'a> Context<'a> {
     pub fn head_product(&self, worker: &Worker, heads: usize, part: &Part, tokens: usize) -> Result<(), Error> {
         let (rows, cols) = self.weights.dims(part.weight);
         let panels = rows.div_ceil(PANEL_ROWS);
-        let grain = grain(&self.weights.matrix(part.weight, 0)?, tokens, panels * heads, worker.count());
+        let grain = Grain::new(&self.weights.matrix(part.weight, 0)?, tokens, panels * heads, worker.count());
         let step = worker.begin_step();
-        while let Some(claimed) = worker.claim(step, (panels * heads) as u32, grain) {
+        while let Some(claimed) = grain.claim(worker, step, panels * heads) {
             for unit in claimed {
                 let (head, panel) = (unit / panels, unit % panels);
                 let operands = Operands {

@@ -1,43 +1,40 @@
 //! A round: every worker walks the steps, claims its part of each, and meets the others at barriers.
-//! Not here: how steps are made (`prepare.rs`), what each does (`light.rs`, `product.rs`, `attention.rs`, and so on).
+//! Not here: how steps are made (`prepare.rs`), how a worker walks them (`walk.rs`).
 
 use super::ahead::Begun;
 use super::failure::{Failure, lock};
-use super::light::Rows;
-use super::prepare::{Limits, Memory, Prepared, prepare, prepare_solo};
+use super::prepare::{Limits, Memory, Prepared, prepare, prepare_solo, prepare_solo_beside};
 use super::round::Round;
 use super::scratch::WorkerScratch;
 use super::shared::{Place, Shared};
 use super::solo::{Solo, group_once};
 use super::states::{Piece, Rewind, StateSnapshot, States};
-use super::step::{Step, Task};
-use super::trace::{Label, Trace};
+use super::trace::Trace;
 use super::watch::{Watched, watched};
 use super::weights::{Precision, WeightStore};
 use crate::Error;
 use crate::hybrid::adapt::{Resource, Sample};
-use crate::hybrid::build::{Hybrid, PartSteps};
+use crate::hybrid::build::Hybrid;
 use crate::hybrid::select::Selector;
 use crate::hybrid::{GpuSide, Timing};
 use device::clock::{Clock, Nanos};
 use device::gpu::Gpu;
-use device::team::{Team, Worker};
+use device::team::Team;
 use kernels::cpu::Isa;
 use kernels::cpu::ops::View;
 use kernels::cpu::ops::rope::RopeTable;
 use plan_format::arena::{Arena, RoundLimits};
 use plan_format::artifact::Plan;
-use plan_format::program::{self, Program};
+use plan_format::program::Program;
 use plan_format::routing::RoutingCounts;
-use std::ops::Range;
 use std::sync::{Arc, Mutex};
 
 /// A program ready to run, with its memory, states and team.
 pub struct Executor {
     weights: WeightStore,
     prepared: Prepared,
-    /// For rounds of one token on the CPU alone.
-    solo: Option<Solo>,
+    /// For rounds of one token.
+    solo: Solo,
     memory: Memory,
     states: States,
     scratch: Vec<Mutex<WorkerScratch>>,
@@ -89,8 +86,8 @@ impl Executor {
         let values = Shared::new(arena.size_bytes as usize);
         let states = States::new(program, limits.of_states(tokens), &mut |_, bytes| Some(Shared::new(bytes)));
         let solo = prepare_solo(program, &weights, limits, (team.threads(), &prepared.ropes))?;
-        let executor = Self::assemble((program, arena), weights, limits, (team, isa), (prepared, values, states));
-        Ok(Self { solo: Some(solo), ..executor })
+        let host = (prepared, solo, values, states);
+        Ok(Self::assemble((program, arena), weights, limits, (team, isa), host))
     }
 
     /// Prepares a plan that uses a GPU. All memory is taken here, on both sides.
@@ -104,8 +101,10 @@ impl Executor {
     ) -> Result<Self, Error> {
         let (program, arena) = (&plan.program, &plan.arena);
         let prepared = prepare(program, arena, &weights, limits)?;
-        let (hybrid, host) = Hybrid::new(plan, &weights, limits, &prepared, side)?;
-        let host = (prepared, host.values, host.states);
+        let of_team = (team.threads(), &prepared.ropes[..]);
+        let solo = prepare_solo_beside(program, arena, &weights, limits, of_team)?;
+        let (hybrid, host) = Hybrid::new(plan, &weights, limits, (&prepared, &solo), side)?;
+        let host = (prepared, solo, host.values, host.states);
         let executor = Self::assemble((program, arena), weights, limits, (team, isa), host);
         let trace = Trace::new(hybrid.gpu.clock(), executor.team.threads());
         Ok(Self { hybrid: Some(hybrid), trace, ..executor })
@@ -116,7 +115,7 @@ impl Executor {
         weights: WeightStore,
         limits: Limits,
         (team, isa): (Team, Isa),
-        (prepared, values, states): (Prepared, Shared, States),
+        (prepared, solo, values, states): (Prepared, Solo, Shared, States),
     ) -> Self {
         let tokens = arena.limits.ubatch_tokens as usize;
         let scratch = || {
@@ -127,7 +126,7 @@ impl Executor {
         let vocab = program.vocab as usize;
         let watched = program.ops.iter().map(|op| watched(program, arena, op)).collect();
         let memory = Memory::new(values, &prepared.sizes, &prepared.ropes, &mut Shared::new);
-        let (round_limits, solo, hybrid, selector, schedule) = (arena.limits, None, None, None, 0);
+        let (round_limits, hybrid, selector, schedule) = (arena.limits, None, None, 0);
         let trace = Trace::new(Clock::wall(), team.threads());
         Self {
             weights,
@@ -175,7 +174,7 @@ impl Executor {
                 self.switch_took = trace.now().since(start);
             }
         }
-        let (solo, trace) = (solo.as_ref().filter(|_| round.tokens.len() == 1), Some(&*trace));
+        let (solo, trace) = (Some(&*solo).filter(|_| round.tokens.len() == 1), Some(&*trace));
         let context = Context { round, memory, states, weights, ropes, isa, precision, trace, solo };
         let (steps, logits) = solo.map_or((&prepared.steps, prepared.logits), |solo| (&solo.steps, solo.logits));
         let failure: Mutex<Option<Error>> = Mutex::new(None);
@@ -200,11 +199,16 @@ impl Executor {
     /// A round on CPU and GPU: worker 0 drives the GPU between its own work. Returns where its logits are.
     /// With `diagnosis`, the first value there that is not finite is looked for after each part on the CPU.
     fn run_parts(&mut self, round: &Round, diagnosis: Option<&Mutex<Option<String>>>) -> Result<Place, Error> {
-        let Self { prepared, memory, states, weights, isa, limits, scratch, team, hybrid, trace, watched, .. } = self;
+        let Self {
+            prepared, solo, memory, states, weights, isa, limits, scratch, team, hybrid, trace, watched, ..
+        } = self;
         let Some(hybrid) = hybrid else { return Ok(prepared.logits) };
         let (isa, precision, ropes) = (*isa, limits.precision, &prepared.ropes);
-        let (steps_traced, solo) = (trace.sees_steps().then_some(&*trace), None);
+        let steps_traced = trace.sees_steps().then_some(&*trace);
+        // What every worker computes for itself is not where a diagnosis looks.
+        let solo = Some(&*solo).filter(|_| round.tokens.len() == 1 && diagnosis.is_none());
         let context = Context { round, memory, states, weights, ropes, isa, precision, trace: steps_traced, solo };
+        let steps = solo.map_or(&prepared.steps, |solo| &solo.steps);
         let turn = hybrid.turn(round, trace);
         team.set_active(hybrid.selector.threads(turn.schedule));
         let (failure, begun) = (Failure::default(), Begun::default());
@@ -213,21 +217,25 @@ impl Executor {
             let mut scratch = lock(&scratch[worker.index()]);
             let drives = worker.index() == 0;
             scratch.ahead.clear();
-            for (index, part) in hybrid.parts(turn.schedule).iter().enumerate() {
+            for (index, parts) in hybrid.parts(turn.schedule).iter().enumerate() {
+                let part = if solo.is_some() { &parts.of_one_token } else { &parts.of_many };
                 if drives && !failure.is_noted() {
                     failure.note(lock(&hybrid.driver).before_part(&turn, index));
                     begun.begin(index);
                 } else if !drives {
-                    let steps = &prepared.steps[part.own.clone()];
-                    context.claim_ahead(worker, &mut scratch.ahead, steps, (&begun, index));
+                    let own = &steps[part.own.clone()];
+                    context.claim_ahead(worker, &mut scratch.ahead, own, (&begun, index));
                 }
                 worker.barrier();
                 if failure.is_noted() {
                     return;
                 }
-                failure.note_later(context.part(worker, &mut scratch, &prepared.steps, (index, part)));
+                if drives {
+                    failure.note_later(lock(&hybrid.driver).beside_part(&turn, index));
+                }
+                failure.note_later(context.part(worker, &mut scratch, steps, (index, part)));
                 if let Some(found) = diagnosis.filter(|_| drives) {
-                    let ops = prepared.steps[part.own.clone()].iter().map(|step| step.op.index());
+                    let ops = steps[part.own.clone()].iter().map(|step| step.op.index());
                     let bad = ops.filter_map(|op| context.non_finite(&watched[op])).next();
                     let mut found = lock(found);
                     *found = found.take().or(bad);
@@ -395,106 +403,5 @@ impl Executor {
     /// Bytes of caches and states.
     pub fn state_bytes(&self) -> usize {
         self.states.size_bytes()
-    }
-}
-
-/// The rows of `worker` out of `total`: contiguous, the same in every light step.
-pub fn share(worker: &Worker, total: usize) -> Range<usize> {
-    let each = total.div_ceil(worker.count());
-    (worker.index() * each).min(total)..((worker.index() + 1) * each).min(total)
-}
-
-impl Context<'_> {
-    pub fn total(&self, rows: program::Rows) -> usize {
-        match rows {
-            program::Rows::Tokens => self.round.tokens.len(),
-            program::Rows::Outputs => self.round.outputs.len(),
-        }
-    }
-
-    /// This worker's share of a part of a round with a GPU. All meet at its end.
-    fn part(
-        &self,
-        worker: &Worker,
-        scratch: &mut WorkerScratch,
-        steps: &[Step],
-        (split, part): (usize, &PartSteps),
-    ) -> Result<(), Error> {
-        let mut outcome = Ok(());
-        for step in &steps[part.first.clone()] {
-            outcome = outcome.and(self.task(worker, scratch, &step.task));
-        }
-        if !part.first.is_empty() {
-            worker.barrier();
-        }
-        let own = &steps[part.own.clone()];
-        for step in own {
-            outcome = outcome.and(self.step(worker, scratch, step, split));
-        }
-        if own.last().is_some_and(|last| !last.barrier) {
-            worker.barrier();
-        }
-        outcome
-    }
-
-    /// This worker's part of a step, and the barrier after it.
-    pub fn step(&self, worker: &Worker, scratch: &mut WorkerScratch, step: &Step, split: usize) -> Result<(), Error> {
-        // In rounds of one token reading the clock would take as long as many a light step.
-        let start = self.trace.filter(|_| step.barrier || self.solo.is_none()).map(Trace::now);
-        let result = self.task(worker, scratch, &step.task);
-        if let (Some(trace), Some(start)) = (self.trace, start) {
-            trace.worker(worker.index(), split, Label::Op(step.op.0), start);
-        }
-        let idle = matches!(&step.task, Task::AttentionJoin(join) if self.segments_apart(join).is_none());
-        if step.barrier && !idle {
-            worker.barrier();
-        }
-        result
-    }
-
-    fn task(&self, worker: &Worker, scratch: &mut WorkerScratch, task: &Task) -> Result<(), Error> {
-        let tokens = self.round.tokens.len();
-        match task {
-            Task::Light { rows, light } => {
-                let total = self.total(*rows);
-                let rows = match self.solo {
-                    None => share(worker, total),
-                    Some(_) if light.is_for_all() && worker.index() > 0 => return Ok(()),
-                    Some(_) => 0..total,
-                };
-                Rows { context: self, scratch, worker: worker.index(), rows, total }.run(light)
-            }
-            Task::Product { rows, parts } => self.product(worker, scratch, parts, self.total(*rows)),
-            Task::HeadProduct { heads, part } => self.head_product(worker, *heads, part, tokens),
-            Task::GroupExperts { ids, experts, hits } if worker.index() == 0 || self.solo.is_some() => {
-                self.group_experts(worker, scratch, (*ids, *experts), *hits)
-            }
-            Task::GroupExperts { .. } => Ok(()),
-            Task::PrepareExperts { x, chosen, experts, input, form, cols } => {
-                self.prepare_experts(worker, (*x, *cols, *input), *form, (*chosen, *experts))
-            }
-            Task::ExpertProduct { chosen, experts, input, part } => {
-                self.expert_product(worker, (*chosen, *experts, *input), part)
-            }
-            Task::ScatterExperts { chosen, experts, out } => {
-                if tokens > 1 {
-                    self.scatter_experts(worker, (*chosen, *experts), *out);
-                }
-                Ok(())
-            }
-            Task::Attention(step) => self.attention(worker, scratch, step),
-            Task::AttentionJoin(step) => {
-                self.attention_join(worker, scratch, step);
-                Ok(())
-            }
-            Task::Conv { x, filter, state, taps, out } => {
-                self.conv(worker, (*x, *out), (*filter, *state), *taps);
-                Ok(())
-            }
-            Task::Delta(delta) => {
-                self.delta(worker, delta);
-                Ok(())
-            }
-        }
     }
 }

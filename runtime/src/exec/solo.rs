@@ -10,7 +10,12 @@
 //! stored by whoever computes the attention of their head and segment, before reading them. Worker 0's own memory is
 //! the shared one: what follows a round finds every value there.
 //!
-//! The bits are those of the other rounds: the same operators on the same operands. Not here: running (`run.rs`).
+//! Beside a GPU the same holds within an item. What another item touches may be on the GPU's side, so it lies where the
+//! plan says: light steps that write such a value are worker 0's, and where its bytes are those of another value that
+//! was touched since the last barrier, there is one more. Between the GPU's signal and the first product nobody waits for
+//! worker 0, who has the GPU's queue to fill.
+//!
+//! The bits are those of the other rounds: the same operators on the same operands. Not here: running (`walk.rs`).
 
 use super::prepare::{ACT_FORMS, Sizes};
 use super::shared::{Home, Place, Shared};
@@ -19,6 +24,10 @@ use kernels::cpu::ops::rope::RopeTable;
 use plan_format::ItemId;
 use plan_format::arena::{Arena, RoundLimits};
 use plan_format::program::{OpKind, Program};
+use std::ops::Range;
+
+/// Columns from which on a gated unit takes longer than meeting: 11520 take 15 us on one core, a meeting of 16 under 2.
+const GLU_COLS_DIVIDED: u32 = 4096;
 
 /// The steps of rounds of one token, and their memory.
 #[derive(Debug)]
@@ -34,7 +43,7 @@ pub struct Solo {
 /// A worker's own memory.
 #[derive(Debug)]
 pub struct Own {
-    /// Values; none for worker 0, who has the shared ones.
+    /// Values; `None` = the shared ones.
     pub values: Option<Shared>,
     /// Activations by form.
     pub acts: [Shared; ACT_FORMS],
@@ -44,12 +53,22 @@ pub struct Own {
     pub groups: Shared,
 }
 
+/// Where worker 0 has its own values.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Worker0 {
+    /// In the shared ones.
+    SharesValues,
+    /// In memory of its own, as everybody.
+    HasOwn,
+}
+
 impl Own {
     /// Memory of worker `index`.
-    pub fn new(index: usize, values_bytes: usize, sizes: &Sizes, ropes: &[RopeTable]) -> Self {
+    pub fn new(index: usize, (worker0, values_bytes): (Worker0, usize), sizes: &Sizes, ropes: &[RopeTable]) -> Self {
         let angles = |table: &RopeTable| (Shared::new(table.cols() * 4), Place::rows_of(table.cols()));
+        let has_own = index > 0 || worker0 == Worker0::HasOwn;
         Own {
-            values: (index > 0).then(|| Shared::new(values_bytes)),
+            values: has_own.then(|| Shared::new(values_bytes)),
             acts: sizes.acts.map(Shared::new),
             trig: ropes.iter().map(angles).collect(),
             groups: Shared::new(sizes.groups),
@@ -69,10 +88,38 @@ pub fn own_values(program: &Program) -> Vec<bool> {
     own
 }
 
+/// The same beside a GPU: only values that no other item touches, and of an operator all results or none.
+pub fn own_values_beside(program: &Program) -> Vec<bool> {
+    let mut own = own_values(program);
+    let mut items: Vec<Option<ItemId>> = vec![None; program.values.len()];
+    for op in &program.ops {
+        for columns in op.kind.reads().chain(op.kind.writes()) {
+            let value = columns.value.index();
+            own[value] &= *items[value].get_or_insert(op.item) == op.item;
+        }
+        if let OpKind::Attention { out, .. } = &op.kind {
+            own[out.value.index()] = false;
+        }
+    }
+    let mixed = |own: &[bool], kind: &OpKind| kind.writes().any(|columns| !own[columns.value.index()]);
+    while let Some(op) = program
+        .ops
+        .iter()
+        .find(|op| mixed(&own, &op.kind) && op.kind.writes().any(|columns| own[columns.value.index()]))
+    {
+        op.kind.writes().for_each(|columns| own[columns.value.index()] = false);
+    }
+    own
+}
+
 /// Whether workers divide an operator's work even with one token.
 fn is_divided(kind: &OpKind) -> bool {
     use OpKind::*;
-    matches!(kind, MatMul { .. } | HeadMatMul { .. } | ExpertMatMul { .. } | CausalConv { .. } | DeltaNet { .. })
+    match kind {
+        MatMul { .. } | HeadMatMul { .. } | ExpertMatMul { .. } | CausalConv { .. } | DeltaNet { .. } => true,
+        Glu { out, .. } => out.cols >= GLU_COLS_DIVIDED,
+        _ => false,
+    }
 }
 
 /// Where values lie: those of one epoch apart.
@@ -92,8 +139,21 @@ pub fn solo_arena(program: &Program) -> Arena {
 /// Turns steps whose places have their homes into those of rounds of one token.
 pub fn solo_steps(steps: Vec<Step>) -> Vec<Step> {
     let mut steps = fuse_stores(steps);
-    steps.retain(|step| !matches!(step.task, Task::ScatterExperts { .. }));
     group_once(&mut steps);
+    meet_after_divided(&mut steps);
+    steps
+}
+
+/// The same beside a GPU, where some of the steps may not be run.
+pub fn solo_steps_beside(mut steps: Vec<Step>) -> Vec<Step> {
+    meet_after_divided(&mut steps);
+    meet_where_bytes_clash(&mut steps);
+    steps
+}
+
+/// Leaves barriers only after steps that are divided or one worker's.
+fn meet_after_divided(steps: &mut Vec<Step>) {
+    steps.retain(|step| !matches!(step.task, Task::ScatterExperts { .. }));
     for index in 0..steps.len() {
         let next = steps.get(index + 1).map(|step| &step.task);
         steps[index].barrier = match &steps[index].task {
@@ -105,7 +165,57 @@ pub fn solo_steps(steps: Vec<Step>) -> Vec<Step> {
             _ => true,
         };
     }
-    steps
+}
+
+/// Puts barriers where a step writes bytes for all that were touched since the last barrier, by then as another value:
+/// a late worker may still be reading it.
+fn meet_where_bytes_clash(steps: &mut [Step]) {
+    let mut touched: Vec<(Range<usize>, Use)> = Vec::new();
+    for index in 0..steps.len() {
+        let here = shared_uses(&steps[index].task);
+        let clash = |(a, a_use): &(Range<usize>, Use), (b, b_use): &(Range<usize>, Use)| {
+            a.start < b.end && b.start < a.end && (*a_use == Use::Written || *b_use == Use::Written)
+        };
+        if here.iter().any(|there| touched.iter().any(|before| clash(before, there))) {
+            steps[index - 1].barrier = true;
+            touched.clear();
+        }
+        touched.extend(here);
+        if steps[index].barrier {
+            touched.clear();
+        }
+    }
+}
+
+/// What a step does with memory for all workers.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Use {
+    Read,
+    Written,
+}
+
+/// Bytes for all workers that a step of one token reads and writes.
+fn shared_uses(task: &Task) -> Vec<(Range<usize>, Use)> {
+    let (reads, writes) = match task {
+        Task::Light { light, .. } => (light.places(), light.outputs().into_iter().flatten().collect()),
+        Task::Product { parts, .. } => (vec![], parts.iter().map(|part| part.out).collect()),
+        Task::HeadProduct { part, .. } | Task::ExpertProduct { part, .. } => (vec![], vec![part.out]),
+        Task::GroupExperts { ids, .. } => (vec![*ids], vec![]),
+        Task::PrepareExperts { x, .. } => (vec![*x], vec![]),
+        Task::ScatterExperts { out, .. } => (vec![], vec![*out]),
+        Task::Attention(attention) => {
+            let stored = attention.store.iter().flat_map(|&(k, v)| [Some(k), v].into_iter().flatten());
+            (std::iter::once(attention.q).chain(stored).collect(), vec![])
+        }
+        Task::AttentionJoin(attention) => (vec![], vec![attention.out]),
+        Task::Conv { x, out, .. } => (vec![*x], vec![*out]),
+        Task::Delta(delta) => (vec![delta.q, delta.k, delta.v, delta.b, delta.alpha], vec![delta.out]),
+    };
+    let of = |places: Vec<Place>, how: Use| {
+        let shared = places.into_iter().filter(|place| place.home == Home::Shared);
+        shared.map(move |place| (place.offset_bytes..place.offset_bytes + place.cols * 4, how))
+    };
+    of(reads, Use::Read).chain(of(writes, Use::Written)).collect()
 }
 
 /// Drops what would group the pairs of one router a second time. Only for steps that are always run together.
@@ -188,6 +298,22 @@ mod tests {
         let stores = |step: &Step| matches!(&step.task, Task::Attention(attention) if attention.store.is_some());
         let seen: Vec<_> = solo_steps(steps).iter().map(|step| (step.barrier, stores(step))).collect();
         assert_eq!(seen, expected);
+    }
+
+    #[test]
+    fn beside_a_gpu_workers_meet_where_bytes_are_used_anew() {
+        let at = |base_bytes| Place { base_bytes, offset_bytes: base_bytes, ..place(Home::Shared) };
+        let light = |x, out| Task::Light { rows: Rows::Tokens, light: Light::Softcap { x, cap: 1.0, out } };
+        let product = |out| {
+            let part = Part { weight: WeightId(0), bias: None, form: ActForm::Blocks, out };
+            Task::Product { rows: Rows::Tokens, parts: vec![part] }
+        };
+        // The first product writes bytes that nobody has read, the second those that a late worker may be reading.
+        for (out, barrier) in [(at(64), false), (at(0), true)] {
+            let steps = vec![step(light(at(0), place(Home::Own))), step(product(out))];
+            let seen: Vec<bool> = solo_steps_beside(steps).iter().map(|step| step.barrier).collect();
+            assert_eq!(seen, [barrier, true]);
+        }
     }
 
     #[test]

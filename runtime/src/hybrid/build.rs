@@ -18,7 +18,9 @@ use crate::Error;
 use crate::exec::failure::lock;
 use crate::exec::prepare::{Limits, Prepared};
 use crate::exec::shared::Shared;
+use crate::exec::solo::Solo;
 use crate::exec::states::{Piece, States};
+use crate::exec::step::Step;
 use crate::exec::trace::Trace;
 use crate::exec::{Round, WeightStore};
 use device::DeviceError;
@@ -63,7 +65,7 @@ pub struct Hybrid {
     /// Which schedule each round takes.
     pub selector: Selector,
     /// Steps of each part, by schedule.
-    parts: Vec<Vec<PartSteps>>,
+    parts: Vec<Vec<StepsOfPart>>,
     /// What a person should know: memory that could not be pinned, slots that others left no room for.
     pub notes: Vec<String>,
     watched: Mutex<FreeMemory>,
@@ -79,6 +81,15 @@ const AT_RISK_BYTES: u64 = 64 << 20;
 struct FreeMemory {
     rounds: u32,
     is_scarce: bool,
+}
+
+/// Steps of a CPU part, by the number of tokens.
+#[derive(Clone, Debug)]
+pub struct StepsOfPart {
+    /// Among those of rounds of one token.
+    pub of_one_token: PartSteps,
+    /// Among those of all others.
+    pub of_many: PartSteps,
 }
 
 /// Steps of a CPU part.
@@ -105,7 +116,7 @@ impl Hybrid {
         plan: &Plan,
         weights: &WeightStore,
         limits: Limits,
-        prepared: &Prepared,
+        (prepared, solo): (&Prepared, &Solo),
         side: GpuSide,
     ) -> Result<(Hybrid, HostSide), Error> {
         let GpuSide { gpu, maker, hand_over, pinned_schedule } = side;
@@ -148,7 +159,7 @@ impl Hybrid {
         };
         let prologue = if tenants.uses_gpu() { maker.prologue(&binder.env(&[]))? } else { Vec::new() };
         let mut driver = drive(plan, &binder, &gpu, (inputs, prologue, hand_over))?;
-        let part_steps = |schedule| steps_of_parts(plan, prepared, &driver, schedule);
+        let part_steps = |schedule| steps_of_parts(plan, (prepared, solo), &driver, schedule);
         let parts = (0..plan.schedules.len()).map(part_steps).collect();
         let mut take = |state: plan_format::StateId, bytes| here[state.index()].is_none().then(|| Shared::new(bytes));
         let states = States::new(program, state_limits, &mut take);
@@ -214,7 +225,7 @@ impl Hybrid {
     }
 
     /// Steps of a schedule's CPU parts.
-    pub fn parts(&self, schedule: usize) -> &[PartSteps] {
+    pub fn parts(&self, schedule: usize) -> &[StepsOfPart] {
         &self.parts[schedule]
     }
 }
@@ -329,14 +340,21 @@ fn drive(
     Ok(Driver::new(parts, &plan.program, &plan.arena.offsets_bytes))
 }
 
-fn steps_of_parts(plan: &Plan, prepared: &Prepared, driver: &Driver, schedule: usize) -> Vec<PartSteps> {
+fn steps_of_parts(
+    plan: &Plan,
+    (prepared, solo): (&Prepared, &Solo),
+    driver: &Driver,
+    schedule: usize,
+) -> Vec<StepsOfPart> {
     let angles = plan.program.ropes.len();
-    let steps = &prepared.steps[angles..];
     let part = |(index, part): (usize, &super::script::CpuPart)| {
         let range = ops(&plan.program, part.items.start).start..ops(&plan.program, part.items.end - 1).end;
-        let at = |op: usize| angles + steps.partition_point(|step| step.op.index() < op);
-        let first = if index == 0 { 0..angles } else { 0..0 };
-        PartSteps { first, own: at(range.start)..at(range.end) }
+        let among = |steps: &[Step]| {
+            let at = |op: usize| angles + steps[angles..].partition_point(|step| step.op.index() < op);
+            let first = if index == 0 { 0..angles } else { 0..0 };
+            PartSteps { first, own: at(range.start)..at(range.end) }
+        };
+        StepsOfPart { of_one_token: among(&solo.steps), of_many: among(&prepared.steps) }
     };
     driver.parts(schedule).iter().enumerate().map(part).collect()
 }

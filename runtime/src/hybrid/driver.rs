@@ -280,16 +280,22 @@ impl Driver {
         self.marks.time_next(rounds);
     }
 
-    /// Before CPU part `part`: queues what belongs before and beside it, and waits for what it needs.
-    /// Errors: the GPU is lost or silent.
+    /// Before CPU part `part`: queues what belongs before it and, as far as that is known, beside it, and waits for what
+    /// the part needs. Errors: the GPU is lost or silent.
     pub fn before_part(&mut self, turn: &Turn, part: usize) -> Result<(), Error> {
-        self.queue(turn, self.bound[turn.schedule].script.horizons[part])?;
+        self.queue(turn, self.bound[turn.schedule].script.urgent[part])?;
         if let Some(needed) = self.bound[turn.schedule].script.parts[part].needs {
             self.wait_for(turn, needed)?;
         }
         self.gpu.host_delay();
         self.part_start = turn.trace.now();
         self.declare(turn, part)
+    }
+
+    /// While CPU part `part` runs on the other workers: queues the rest of what belongs beside it.
+    /// Errors: the GPU is lost or silent.
+    pub fn beside_part(&mut self, turn: &Turn, part: usize) -> Result<(), Error> {
+        self.queue(turn, self.bound[turn.schedule].script.horizons[part])
     }
 
     /// Tells a simulated GPU what the part touches.

@@ -52,8 +52,11 @@ pub struct Script {
     pub parts: Vec<CpuPart>,
     /// The GPU's queue, in order. Empty if nothing runs there; else it ends with a signal that ends the round.
     pub commands: Vec<Command>,
-    /// How many commands are queued before each part begins.
+    /// How many commands are queued before or while each part runs.
     pub horizons: Vec<usize>,
+    /// How many of them before it begins; the others are transfers of experts that are known when it may begin, and
+    /// what follows them: queueing these takes so long that the team must not wait for it.
+    pub urgent: Vec<usize>,
     /// Promotions whose transfers are queued in the round before.
     pub ahead: Vec<usize>,
     /// By promotion: when the host knows the experts to bring, if it must.
@@ -260,7 +263,7 @@ impl Writer<'_> {
     fn finish(mut self) -> Script {
         if self.commands.is_empty() {
             let horizons = vec![0; self.parts.len()];
-            return Script { parts: self.parts, horizons, ..Script::default() };
+            return Script { parts: self.parts, urgent: horizons.clone(), horizons, ..Script::default() };
         }
         let routes: Vec<Option<Route>> = self.scene.routed.iter().map(|ids| self.route((*ids)?)).collect();
         let (fills, ahead) = self.fills(&routes);
@@ -290,7 +293,8 @@ impl Writer<'_> {
         });
         let known: Vec<Option<Known>> = known.collect();
         let horizons = horizons(&self.parts, &commands, &known);
-        Script { parts: self.parts, commands, horizons, ahead, known }
+        let urgent = urgent(&self.parts, &commands, &known, &horizons);
+        Script { parts: self.parts, commands, horizons, urgent, ahead, known }
     }
 
     /// From when on the host knows these ids.
@@ -375,8 +379,7 @@ fn horizons(parts: &[CpuPart], commands: &[Command], known: &[Option<Known>]) ->
         |after: usize| commands.iter().position(|command| matches!(command, Command::WaitCpu(part) if *part >= after));
     let mut reached = 0;
     let horizon = |(index, part): (usize, &CpuPart)| {
-        let signal = |command: &Command| matches!(command, Command::Signal(number) if Some(*number) == part.needs);
-        let needed = commands.iter().position(signal).map_or(0, |position| position + 1);
+        let needed = needed(part, commands);
         let beside = first_wait(index).unwrap_or(commands.len()).max(needed);
         let next = first_wait(index + 1).unwrap_or(commands.len());
         let wait = first_wait(index).unwrap_or(commands.len());
@@ -396,4 +399,22 @@ fn horizons(parts: &[CpuPart], commands: &[Command], known: &[Option<Known>]) ->
         reached
     };
     parts.iter().enumerate().map(horizon).collect()
+}
+
+/// Number of commands up to the signal that a part needs.
+fn needed(part: &CpuPart, commands: &[Command]) -> usize {
+    let signal = |command: &Command| matches!(command, Command::Signal(number) if Some(*number) == part.needs);
+    commands.iter().position(signal).map_or(0, |position| position + 1)
+}
+
+/// How many commands are queued before each part begins: none from the first transfer on whose experts a signal tells,
+/// but all up to the signal that the part needs.
+fn urgent(parts: &[CpuPart], commands: &[Command], known: &[Option<Known>], horizons: &[usize]) -> Vec<usize> {
+    let waits = |command: &Command| matches!(command, Command::Fill(promotion) if matches!(known[*promotion], Some(Known::Signal(_))));
+    let urgent = |(part, &horizon): (&CpuPart, &usize)| {
+        let needed = needed(part, commands);
+        let behind = commands.iter().skip(needed).position(waits).map_or(horizon, |position| needed + position);
+        behind.min(horizon).max(needed)
+    };
+    parts.iter().zip(horizons).map(urgent).collect()
 }

@@ -3,7 +3,7 @@
 use super::at;
 use super::lower::{Attending, Lower, with_value};
 use crate::Error;
-use crate::exec::prepare::attention_shape;
+use crate::exec::terms::attention_shape;
 use crate::hybrid::ops::{GpuKv, GpuState};
 use kernels::cpu::ops::delta::HeadMap;
 use kernels::cpu::ops::kv::KV_BLOCK;

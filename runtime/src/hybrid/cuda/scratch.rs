@@ -80,7 +80,7 @@ impl Scratch {
                     tiles = tiles.max(tiles_max(tokens * count, *count));
                 }
                 OpKind::Attention { attention, .. } => {
-                    let shape = crate::exec::prepare::attention_shape(attention);
+                    let shape = crate::exec::terms::attention_shape(attention);
                     let (sums, scales) = Partials::bytes_per_token(&shape, slots_max(sizes));
                     let cache = if sizes.kv_bytes == 2 { CacheType::F16 } else { CacheType::F32 };
                     let most = match Method::for_shape(&shape, cache, u32::MAX) {

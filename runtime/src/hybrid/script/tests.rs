@@ -109,10 +109,11 @@ impl Player<'_> {
 fn nobody_waits_for_ever(script: &Script, context: &str) {
     let mut player = Player { script, queued: 0, executed: 0, parts_done: 0, signals: Vec::new() };
     for (index, part) in script.parts.iter().enumerate() {
-        player.queue(script.horizons[index], context);
+        player.queue(script.urgent[index], context);
         if let Some(needed) = part.needs {
             assert!(player.signals.contains(&needed), "{context}: part {index} waits for signal {needed} for ever");
         }
+        player.queue(script.horizons[index], context);
         player.parts_done = index + 1;
         player.run();
     }
