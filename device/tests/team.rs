@@ -92,6 +92,25 @@ fn row_blocks_are_claimed_exactly_once_in_every_step() {
 }
 
 #[test]
+fn blocks_that_get_smaller_cover_every_row_once_in_whole_tiles() {
+    check_teams(|team| {
+        for (total, most, tile) in [(1, 1, 1), (720, 11, 1), (65, 8, 2), (100, 1000, 4), (0, 4, 2), (9, 2, 2)] {
+            let counts: Vec<AtomicU32> = (0..total).map(|_| AtomicU32::new(0)).collect();
+            team.run(|worker| {
+                let step = worker.begin_step();
+                while let Some(rows) = worker.claim_tapering(step, total, most, tile) {
+                    assert!(rows.start.is_multiple_of(tile as usize) && rows.len() <= most as usize);
+                    assert!(rows.len().is_multiple_of(tile as usize) || rows.end == total as usize);
+                    rows.for_each(|row| _ = counts[row].fetch_add(1, Relaxed));
+                }
+            })
+            .unwrap();
+            assert!(counts.iter().all(|count| count.load(Relaxed) == 1), "{total} {most} {tile}");
+        }
+    });
+}
+
+#[test]
 fn the_number_of_active_workers_changes_between_rounds() {
     let mut team = team_with_spin(4, 0);
     for (ask, get) in [(4, 4), (1, 1), (3, 3), (0, 1), (9, 4), (2, 2)] {

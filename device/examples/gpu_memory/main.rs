@@ -4,8 +4,8 @@
 //! `--load MODE`: `separate` (each module an image of its own, as the runtime loads them), `stripped` (the same without
 //! the unused constants that the compiler leaves in PTX), `linked` (one image by the driver's linker), `joined` (one
 //! image of one text). `--stack-bytes N`, `--fifo-bytes N`, `--heap-bytes N`: limits set before anything is loaded.
-//! `--types A,B`: types of the weights whose kernels are loaded. `--write FILE`: write the joined text instead. A process
-//! shows one way, since what a driver has taken it keeps. Next file: `driver.rs`, then `join.rs`.
+//! `--types A,B`: types of the weights whose kernels are loaded. `--write FILE`: write the joined text instead. A
+//! process shows one way, since what a driver has taken it keeps. Next file: `driver.rs`, then `join.rs`.
 
 mod driver;
 mod join;

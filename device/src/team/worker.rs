@@ -69,7 +69,7 @@ impl<'a> Worker<'a> {
     /// Takes the next rows of `total` of `step`: `most` as long as many are left, then fewer, down to `tile`, so that
     /// workers end together. Both are multiples of `tile`, but for the last rows.
     pub fn claim_tapering(&self, step: Step, total: u32, most: u32, tile: u32) -> Option<Range<usize>> {
-        let fair = |left: u32| (left / (BLOCKS_LEFT * self.count as u32)).next_multiple_of(tile.max(1)).max(tile);
+        let fair = |left: u32| (left / (BLOCKS_LEFT * self.count)).next_multiple_of(tile.max(1)).max(tile);
         self.crew.queue.claim_sized(step, total, |left| fair(left).min(most))
     }
 

@@ -1,8 +1,8 @@
 //! The executor: runs a program's operators on the CPU team over preallocated memory. It knows operators, not families.
 //!
 //! `prepare` resolves a program once into steps (`step.rs`: places in memory, matrices, parameters); a round then walks
-//! the steps on every worker (`run.rs`, `walk.rs`). Invariants: a round allocates nothing; between two barriers no worker touches
-//! what another writes; a token's result has the same bits for any batch, ubatch and number of threads.
+//! the steps on every worker (`run.rs`, `walk.rs`). Invariants: a round allocates nothing; between two barriers no
+//! worker touches what another writes; a token's result has the same bits for any batch, ubatch and number of threads.
 //! Not here: which tokens to run (`session.rs`), where items live (the plan). Next: `shared.rs`, `step.rs`.
 
 mod ahead;

@@ -12,8 +12,8 @@
 //!
 //! Beside a GPU the same holds within an item. What another item touches may be on the GPU's side, so it lies where the
 //! plan says: light steps that write such a value are worker 0's, and where its bytes are those of another value that
-//! was touched since the last barrier, there is one more. Between the GPU's signal and the first product nobody waits for
-//! worker 0, who has the GPU's queue to fill.
+//! was touched since the last barrier, there is one more. Between the GPU's signal and the first product nobody waits
+//! for worker 0, who has the GPU's queue to fill.
 //!
 //! The bits are those of the other rounds: the same operators on the same operands. Not here: running (`walk.rs`).
 

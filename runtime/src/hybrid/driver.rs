@@ -280,8 +280,8 @@ impl Driver {
         self.marks.time_next(rounds);
     }
 
-    /// Before CPU part `part`: queues what belongs before it and, as far as that is known, beside it, and waits for what
-    /// the part needs. Errors: the GPU is lost or silent.
+    /// Before CPU part `part`: queues what belongs before it and, as far as that is known, beside it, and waits for
+    /// what the part needs. Errors: the GPU is lost or silent.
     pub fn before_part(&mut self, turn: &Turn, part: usize) -> Result<(), Error> {
         self.queue(turn, self.bound[turn.schedule].script.urgent[part])?;
         if let Some(needed) = self.bound[turn.schedule].script.parts[part].needs {

@@ -410,7 +410,10 @@ fn needed(part: &CpuPart, commands: &[Command]) -> usize {
 /// How many commands are queued before each part begins: none from the first transfer on whose experts a signal tells,
 /// but all up to the signal that the part needs.
 fn urgent(parts: &[CpuPart], commands: &[Command], known: &[Option<Known>], horizons: &[usize]) -> Vec<usize> {
-    let waits = |command: &Command| matches!(command, Command::Fill(promotion) if matches!(known[*promotion], Some(Known::Signal(_))));
+    let waits = |command: &Command| match command {
+        Command::Fill(promotion) => matches!(known[*promotion], Some(Known::Signal(_))),
+        _ => false,
+    };
     let urgent = |(part, &horizon): (&CpuPart, &usize)| {
         let needed = needed(part, commands);
         let behind = commands.iter().skip(needed).position(waits).map_or(horizon, |position| needed + position);
