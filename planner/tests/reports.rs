@@ -244,7 +244,7 @@ const PEER_FLAGS: &[(&str, &str)] = &[
     ("-ngl", "N"),
     ("-ncmoe", "N"),
     ("-ncffn", "N"),
-    ("-ot", "PATTERN=BUFFER"),
+    ("-ot", "PATTERN=BUFFER,..."),
     ("--no-op-offload", ""),
     ("-c", "N"),
     ("-b", "N"),
@@ -262,7 +262,7 @@ const PEER_FLAGS: &[(&str, &str)] = &[
 fn peer_on_gpu(flags: &[(&str, Option<String>)], tensor: &str, layers: u32) -> bool {
     let value = |wanted: &str| flags.iter().find(|(flag, _)| *flag == wanted).and_then(|(_, value)| value.clone());
     let layer = tensor.strip_prefix("blk.").and_then(|rest| rest.split('.').next()?.parse::<u32>().ok());
-    for pattern in flags.iter().filter(|(flag, _)| *flag == "-ot").filter_map(|(_, value)| value.as_ref()) {
+    for pattern in value("-ot").iter().flat_map(|list| list.split(',')) {
         let (pattern, buffer) = pattern.rsplit_once('=').unwrap();
         let regex = regex_automata::meta::Regex::new(pattern).unwrap();
         if regex.is_match(tensor) {
@@ -292,7 +292,8 @@ fn exported_flags_are_the_peers_and_put_every_weight_where_the_plan_has_it() {
     for (model, machine_name, vram_mib) in cases {
         let plan = planned(model, machine_name, vram_mib).plan;
         let export = export(&plan);
-        for (flag, value) in &export.flags {
+        for (index, (flag, value)) in export.flags.iter().enumerate() {
+            assert!(export.flags[..index].iter().all(|(before, _)| before != flag), "{model}: {flag} comes twice");
             let known = PEER_FLAGS.iter().find(|(known, _)| known == flag);
             let (_, takes) = known.unwrap_or_else(|| panic!("{model}: the peer does not know {flag}"));
             assert_eq!(value.is_some(), !takes.is_empty(), "{model}: {flag}");

@@ -133,8 +133,10 @@ fn placement(plan: &Plan, export: &mut Export) {
     if let Some(count) = first_experts {
         export.set("-ncmoe", count);
     }
-    for pattern in overrides(plan, host_layers, first_experts.is_some()) {
-        export.set("-ot", pattern);
+    let patterns = overrides(plan, host_layers, first_experts.is_some());
+    if !patterns.is_empty() {
+        // One list: the peer warns of a flag that comes twice.
+        export.set("-ot", patterns.join(","));
     }
     let streams = prefill(plan).and_then(|phase| idle(plan, phase)).is_some_and(|s| !s.promotions.is_empty());
     if !streams && items().any(|(item, on_gpu)| !on_gpu && item.layer.is_some()) {
