@@ -67,6 +67,18 @@ impl<'a> Source<'a> {
         &self.bytes[panel * self.row_bytes * PANEL_ROWS + begin * PANEL_ROWS..][..bytes * PANEL_ROWS]
     }
 
+    /// Whether panels lie in memory as they are.
+    #[inline(always)]
+    pub(crate) fn is_packed(&self) -> bool {
+        self.layout == Layout::Panel16
+    }
+
+    /// Where a chunk of a panel of a packed matrix begins.
+    #[inline(always)]
+    pub(crate) fn packed_chunk(&self, panel: usize, chunk: usize) -> *const u8 {
+        self.bytes.as_ptr().wrapping_add((panel * self.row_bytes + chunk * self.chunk_row_bytes) * PANEL_ROWS)
+    }
+
     /// Bytes of a panel.
     #[inline(always)]
     pub(crate) fn panel_bytes(&self) -> usize {

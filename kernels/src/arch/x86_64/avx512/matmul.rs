@@ -11,7 +11,7 @@ use crate::cpu::matmul::Product;
 
 engine!(
     Avx512, Vectors, "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx512vbmi,gfni", parts: 2, unpacked: Raised,
-    alone: 1 [4 3 2 1], direct: 2 to 16 [8 4 3 2 1], tile: [6 4 3 2 1],
+    alone: 1 [8 4 3 2 1], direct: 2 to 16 [8 4 3 2 1], tile: [6 4 3 2 1],
     plain_direct: 1 [4 3 2 1], plain_tile: [6 4 3 2 1]
 );
 
@@ -46,11 +46,16 @@ const fn mover(to: usize, mask: u8) -> u64 {
     matrix
 }
 
+/// [`mover`] of bits 0 and 1 to 4 and 5, and bit 1 to 6 and 7 too.
+const TOP_BITS: u64 = mover(4, 0x30) | 2 << 8 | 2;
+
 impl Simd for Vectors {
     type Int = __m512i;
     type Float = __m512;
     const LANES: usize = 16;
+    const REGISTERS: usize = 32;
     const ANY_BYTES: bool = true;
+    const RAISES: bool = true;
 
     #[inline(always)]
     unsafe fn xor(a: __m512i, b: __m512i) -> __m512i {
@@ -133,9 +138,15 @@ impl Simd for Vectors {
     }
 
     #[inline(always)]
+    unsafe fn top_bits(v: __m512i, from: usize) -> __m512i {
+        // SAFETY: the trait's contract.
+        unsafe { _mm512_gf2p8affine_epi64_epi8::<0x60>(v, _mm512_set1_epi64((TOP_BITS << from) as i64)) }
+    }
+
+    #[inline(always)]
     unsafe fn look_up(table: __m512i, bytes: __m512i) -> __m512i {
         // SAFETY: the trait's contract.
-        unsafe { _mm512_shuffle_epi8(table, bytes) }
+        unsafe { _mm512_permutexvar_epi8(bytes, table) }
     }
 
     #[inline(always)]
@@ -250,6 +261,12 @@ impl Simd for Vectors {
     unsafe fn prefetch(at: *const u8) {
         // SAFETY: the trait's contract.
         unsafe { _mm_prefetch::<_MM_HINT_T0>(at.cast()) }
+    }
+
+    #[inline(always)]
+    unsafe fn prefetch_far(at: *const u8) {
+        // SAFETY: the trait's contract.
+        unsafe { _mm_prefetch::<_MM_HINT_T1>(at.cast()) }
     }
 
     #[inline(always)]

@@ -25,8 +25,6 @@ pub(crate) trait Engine {
     const DIRECT_PANELS: usize;
     /// ... and most tokens for which it can be done panel by panel.
     const ALONE_TOKENS: usize;
-    /// Most tokens for which plain numbers are converted in registers: two tiles, the second from the cache.
-    const PLAIN_DIRECT_TOKENS: usize;
     /// An empty buffer in `memory`.
     fn unpacked(memory: &mut MaybeUninit<Self::Unpacked>) -> &mut Self::Unpacked;
     unsafe fn direct<W: Packed>(product: &Product, rows: Rows, token: usize) -> usize;
@@ -133,7 +131,6 @@ macro_rules! engine {
                 const DIRECT_TOKENS: usize = $d_tokens;
                 const ALONE_TOKENS: usize = first(&[$($a),*]);
                 const DIRECT_PANELS: usize = part::panels_of::<$simd>($d_parts);
-                const PLAIN_DIRECT_TOKENS: usize = 2 * first(&[$($pd),*]);
 
                 fn unpacked(memory: &mut MaybeUninit<Self::Unpacked>) -> &mut Self::Unpacked {
                     Unpacked::empty(memory)

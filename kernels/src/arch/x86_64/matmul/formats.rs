@@ -5,6 +5,9 @@ use super::packed::{Codes, Form, Narrow, NarrowMin, Packed, Raised, RaisedMin, S
 use super::simd::Simd;
 use crate::quant::{IQ4_VALUES, MXFP4_VALUES, PANEL_ROWS, WeightType, head_bytes};
 
+/// Values of the codes of Q4_0.
+const LESS_8: [i8; 16] = [-8, -7, -6, -5, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6, 7];
+
 /// Bytes from one vector of 4 columns of a panel to the next.
 const GROUP_BYTES: usize = 4 * PANEL_ROWS;
 
@@ -36,18 +39,21 @@ unsafe fn nibble<S: Simd>(body: *const u8, g: usize, lane: usize) -> S::Int {
     unsafe { bits::<S>(vector::<S>(body, g % 4, lane), 4 * (g / 4), 15) }
 }
 
-/// Signed bytes as [`Packed::SIGNED`] says.
+/// Signed bytes as [`Codes::SIGNED`](super::packed::Codes::SIGNED) says.
 #[inline(always)]
 unsafe fn flip_signs<S: Simd>(v: S::Int) -> S::Int {
     // SAFETY: the caller has `S`.
     if S::ANY_BYTES { unsafe { S::xor(v, S::splat8(-128)) } } else { v }
 }
 
-/// A [`nibble`] that is the code of a table.
+/// A [`nibble`] that is the code of a table. What stands above it in its byte does not matter.
 #[inline(always)]
 unsafe fn table_nibble<S: Simd>(values: &[i8; 16], body: *const u8, g: usize, lane: usize) -> S::Int {
     // SAFETY: as for `nibble`.
-    unsafe { S::look_up(flip_signs::<S>(S::table(values)), nibble::<S>(body, g, lane)) }
+    unsafe {
+        let codes = S::shr(vector::<S>(body, g % 4, lane), 4 * (g / 4));
+        S::look_up(flip_signs::<S>(S::table(values)), codes)
+    }
 }
 
 /// A [`nibble`] after a field of 4 bytes of transposed fifth bits (Q5_0, Q5_1).
@@ -70,9 +76,10 @@ unsafe fn shifted<S: Simd>(field: *const u8, g: usize, lane: usize, shift: usize
 /// Start of sub-block `sub` of a type with blocks of 32 columns.
 #[inline(always)]
 unsafe fn body_of<W: Packed>(chunk: *const u8, subs: usize, sub: usize) -> *const u8 {
-    let head = head_bytes(W::TYPE);
+    let head = const { head_bytes(W::TYPE) };
+    let body = const { W::TYPE.block().1 - head_bytes(W::TYPE) };
     // SAFETY: within the chunk, by the layout of `quant/panel.rs`.
-    unsafe { chunk.add(PANEL_ROWS * (subs * head + sub * (W::TYPE.block().1 - head))) }
+    unsafe { chunk.add(PANEL_ROWS * (subs * head + sub * body)) }
 }
 
 /// Scales, and mins if the type has them, that are one f16 a block of 32 columns.
@@ -161,10 +168,13 @@ macro_rules! packed {
 }
 
 packed! {
-    /// f16 scale; 4-bit codes.
-    Q4_0 Q4_0, narrow: Narrow<8, false, 8>, raised: Raised,
+    /// f16 scale; 4-bit codes. Vectors that raise look them up.
+    Q4_0 Q4_0, narrow: Narrow<8, 128, 8>, raised: Raised,
     scales: |chunk, subs, lane, out| f16_scales::<S, Self>(chunk, subs, lane, out),
-    code: |chunk, subs, (sub, g), lane| nibble::<S>(body_of::<Self>(chunk, subs, sub), g, lane)
+    code: |chunk, subs, (sub, g), lane| {
+        let body = body_of::<Self>(chunk, subs, sub);
+        if S::RAISES { table_nibble::<S>(&LESS_8, body, g, lane) } else { nibble::<S>(body, g, lane) }
+    }
 }
 
 packed! {
@@ -176,7 +186,7 @@ packed! {
 
 packed! {
     /// f16 scale; 5-bit codes.
-    Q5_0 Q5_0, narrow: Narrow<16, false, 4>, raised: Raised,
+    Q5_0 Q5_0, narrow: Narrow<16, 16, 4>, raised: Raised,
     scales: |chunk, subs, lane, out| f16_scales::<S, Self>(chunk, subs, lane, out),
     code: |chunk, subs, (sub, g), lane| five_bits::<S>(body_of::<Self>(chunk, subs, sub), g, lane)
 }
@@ -190,7 +200,7 @@ packed! {
 
 packed! {
     /// f16 scale; signed bytes.
-    Q8_0 Q8_0, narrow: Narrow<0, true, 1>, raised: Raised,
+    Q8_0 Q8_0, narrow: Narrow<0, 128, 1>, raised: Raised,
     scales: |chunk, subs, lane, out| f16_scales::<S, Self>(chunk, subs, lane, out),
     code: |chunk, subs, (sub, g), lane| {
         flip_signs::<S>(vector::<S>(body_of::<Self>(chunk, subs, sub), g, lane))
@@ -199,7 +209,7 @@ packed! {
 
 packed! {
     /// f16 scale; 4-bit codes of a table.
-    Iq4Nl IQ4_NL, narrow: Narrow<0, true, 1>, raised: Raised,
+    Iq4Nl IQ4_NL, narrow: Narrow<0, 128, 1>, raised: Raised,
     scales: |chunk, subs, lane, out| f16_scales::<S, Self>(chunk, subs, lane, out),
     code: |chunk, subs, (sub, g), lane| {
         table_nibble::<S>(&IQ4_VALUES, body_of::<Self>(chunk, subs, sub), g, lane)
@@ -208,7 +218,7 @@ packed! {
 
 packed! {
     /// Exponent byte; 4-bit codes of a table of values up to 12.
-    Mxfp4 MXFP4, narrow: Narrow<0, true, 8>, raised: Raised,
+    Mxfp4 MXFP4, narrow: Narrow<0, 128, 8>, raised: Raised,
     scales: |chunk, subs, lane, out| {
         for sub in 0..subs {
             let exponent = byte::<S>(chunk, sub, lane);
@@ -225,7 +235,7 @@ packed! {
 
 packed! {
     /// 4-bit scales and mins of 16 columns, 2-bit codes. Head: d, dmin, 16 bytes; body: 64 bytes.
-    Q2K Q2_K, narrow: Form<true, true, 0, false, 8>, raised: Form<true, true, 0, false, 0>,
+    Q2K Q2_K, narrow: Form<true, true, 0, 0, 8>, raised: Form<true, true, 0, 0, 0>,
     scales: |chunk, _subs, lane, out| {
         let d = S::load_f16(chunk.add(2 * lane));
         let dmin = S::mul(S::load_f16(chunk.add(2 * (PANEL_ROWS + lane))), S::splat_f32(1.0 / 128.0));
@@ -242,7 +252,7 @@ packed! {
 
 packed! {
     /// 6-bit scales of 16 columns, 3-bit codes. Head: d, 12 bytes; body: 32 bytes of third bits, 64 bytes.
-    Q3K Q3_K, narrow: Form<true, false, 4, false, 8>, raised: Form<true, false, 128, false, 0>,
+    Q3K Q3_K, narrow: Form<true, false, 4, 4, 8>, raised: Form<true, false, 128, 128, 0>,
     scales: |chunk, _subs, lane, out| {
         let (d, bytes) = (S::load_f16(chunk.add(2 * lane)), chunk.add(2 * PANEL_ROWS));
         for i in 0..16 {
@@ -287,8 +297,9 @@ packed! {
 }
 
 packed! {
-    /// Signed byte scales of 16 columns, 6-bit codes. Head: d, 16 bytes; body: 128 bytes, 64 bytes.
-    Q6K Q6_K, narrow: Form<true, false, 32, false, 2>, raised: Form<true, false, 128, false, 0>,
+    /// Signed byte scales of 16 columns, 6-bit codes. Head: d, 16 bytes; body: 128 bytes, 64 bytes. Vectors
+    /// that raise do so with the operation that moves the top bits.
+    Q6K Q6_K, narrow: Form<true, false, 32, 128, 2>, raised: Form<true, false, 128, 128, 0>,
     scales: |chunk, _subs, lane, out| {
         let (d, bytes) = (S::load_f16(chunk.add(2 * lane)), chunk.add(2 * PANEL_ROWS + lane));
         for i in 0..16 {
@@ -301,13 +312,13 @@ packed! {
         let low = chunk.add(PANEL_ROWS * (18 + 64 * half + 32 * (quarter % 2)));
         let high = chunk.add(PANEL_ROWS * (18 + 128 + 32 * half));
         let low = shifted::<S>(low, g, lane, 4 * (quarter / 2), 15);
-        or_bits::<S>(low, vector::<S>(high, g, lane), 2 * quarter, 4, 48)
+        S::or(low, S::top_bits(vector::<S>(high, g, lane), 2 * quarter))
     }
 }
 
 packed! {
     /// 6-bit scales, 4-bit codes of a table. Head: d, 2 bytes of high bits, 4 bytes of low ones; body: 128 bytes.
-    Iq4Xs IQ4_XS, narrow: Narrow<0, true, 1>, raised: Raised,
+    Iq4Xs IQ4_XS, narrow: Narrow<0, 128, 1>, raised: Raised,
     scales: |chunk, _subs, lane, out| {
         let (d, bytes) = (S::load_f16(chunk.add(2 * lane)), chunk.add(2 * PANEL_ROWS));
         for sub in 0..8 {

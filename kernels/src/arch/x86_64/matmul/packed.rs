@@ -3,7 +3,7 @@
 
 use std::mem::MaybeUninit;
 
-use super::simd::Simd;
+use super::simd::{Simd, offset};
 use crate::quant::{PANEL_ROWS, SUB_COLS, WeightType};
 
 /// Vectors of 4 columns in a sub-block of 32.
@@ -76,8 +76,10 @@ pub(crate) trait Codes {
     const MINS: bool;
     /// Codes are unsigned and this much larger than values; 0 or a power of 2.
     const OFFSET: u8;
-    /// Codes are signed bytes, or unsigned ones 128 larger if the vectors want that ([`Simd::ANY_BYTES`]).
-    const SIGNED: bool;
+    /// The same if the vectors raise ([`Simd::RAISES`]).
+    const RAISED_OFFSET: u8;
+    /// Codes are signed bytes, unless the vectors multiply any bytes.
+    const SIGNED: bool = Self::OFFSET == 0 && Self::RAISED_OFFSET == 128;
     /// Vectors of codes whose products with activations can be summed in 16 bits: the largest power of 2 up to 8
     /// with `2 * 127 * (largest code) * vectors < 2^15`.
     const WORD_GROUPS: usize;
@@ -88,29 +90,29 @@ pub(crate) struct Form<
     const HALVES: bool,
     const MINS: bool,
     const OFFSET: u8,
-    const SIGNED: bool,
+    const RAISED_OFFSET: u8,
     const WORD_GROUPS: usize,
 >;
 
-impl<const HALVES: bool, const MINS: bool, const OFFSET: u8, const SIGNED: bool, const WORD_GROUPS: usize> Codes
-    for Form<HALVES, MINS, OFFSET, SIGNED, WORD_GROUPS>
+impl<const HALVES: bool, const MINS: bool, const OFFSET: u8, const RAISED_OFFSET: u8, const WORD_GROUPS: usize> Codes
+    for Form<HALVES, MINS, OFFSET, RAISED_OFFSET, WORD_GROUPS>
 {
     const HALVES: bool = HALVES;
     const MINS: bool = MINS;
     const OFFSET: u8 = OFFSET;
-    const SIGNED: bool = SIGNED;
+    const RAISED_OFFSET: u8 = RAISED_OFFSET;
     const WORD_GROUPS: usize = WORD_GROUPS;
 }
 
 /// Codes as the type has them: as small as they can be.
-pub(crate) type Narrow<const OFFSET: u8, const SIGNED: bool, const WORD_GROUPS: usize> =
-    Form<false, false, OFFSET, SIGNED, WORD_GROUPS>;
+pub(crate) type Narrow<const OFFSET: u8, const RAISED_OFFSET: u8, const WORD_GROUPS: usize> =
+    Form<false, false, OFFSET, RAISED_OFFSET, WORD_GROUPS>;
 /// As [`Narrow`], for types with a min.
-pub(crate) type NarrowMin<const WORD_GROUPS: usize> = Form<false, true, 0, false, WORD_GROUPS>;
+pub(crate) type NarrowMin<const WORD_GROUPS: usize> = Form<false, true, 0, 0, WORD_GROUPS>;
 /// Codes with an offset of 128, of any byte: no operation is needed for a dot product's start value.
-pub(crate) type Raised = Form<false, false, 128, false, 0>;
+pub(crate) type Raised = Form<false, false, 128, 128, 0>;
 /// As [`Raised`], for types with a min, which have no offset.
-pub(crate) type RaisedMin = Form<false, true, 0, false, 0>;
+pub(crate) type RaisedMin = Form<false, true, 0, 0, 0>;
 
 /// How one type's chunks are unpacked.
 ///
@@ -125,6 +127,10 @@ pub(crate) trait Packed {
     /// Most tokens for which panels are read one after the other. Two at once share the activations' loads, but memory
     /// delivers two streams more slowly; what counts is how much there is to compute for each byte.
     const ALONE_TOKENS: usize = if Self::SUB_BYTES > 25 * PANEL_ROWS { 4 } else { 3 };
+    /// Whether 8 tokens are taken panel by panel too: sums and dot products of one panel fit the registers, those of
+    /// two do not (IQ4_XS 0.56 of the multiply peak against 0.45). Where unpacking or scaling takes long, two at once
+    /// are as fast or faster (Q4_K 0.51 against 0.53) and hide more of the memory's latency.
+    const EIGHT_ALONE: bool = !Self::Narrow::HALVES && !(Self::Narrow::MINS && Self::TYPE.block().0 > SUB_COLS);
     /// The form of `code`.
     type Narrow: Codes;
     /// The form of [`raised`] codes, for vectors that multiply any bytes.
@@ -150,7 +156,8 @@ pub(crate) unsafe fn raised<S: Simd, W: Packed>(
     // SAFETY: the caller's contract.
     unsafe {
         let code = W::code::<S>(chunk, subs, at, lane);
-        let is_raised = S::ANY_BYTES && W::Narrow::OFFSET > 0;
-        if is_raised { S::add8(code, S::splat8((128 - W::Narrow::OFFSET) as i8)) } else { code }
+        let offset = const { offset::<S, W::Narrow>() };
+        let must_rise = S::ANY_BYTES && offset > 0 && offset < 128;
+        if must_rise { S::add8(code, S::splat8((128 - offset) as i8)) } else { code }
     }
 }

@@ -16,6 +16,7 @@ pub(crate) const PANELS_MAX: usize = 2;
 pub(crate) const BLOCK_TOKENS: usize = 256;
 
 /// Panels of a tile of so many vectors.
+#[inline(always)]
 pub(crate) const fn panels_of<S: Simd>(parts: usize) -> usize {
     let panels = (parts * S::LANES).div_ceil(PANEL_ROWS);
     assert!(panels >= 1 && panels <= PANELS_MAX, "a tile has one or two panels");

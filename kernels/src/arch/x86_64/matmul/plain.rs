@@ -13,6 +13,9 @@ use crate::quant::{CHUNK_COLS, PANEL_ROWS};
 
 const _: () = assert!(PLAIN_SEGMENT_COLS == CHUNK_COLS && PLAIN_CHAINS == 4);
 
+/// Most tokens for which numbers are converted in registers: two or three tiles, all but the first from the cache.
+const DIRECT_TOKENS: usize = 8;
+
 /// How a number is read.
 ///
 /// # Safety
@@ -48,7 +51,7 @@ number!(Bf16 2, |at| S::float_bits(S::load_high_u16(at)));
 pub(crate) unsafe fn run<E: Engine, N: Number>(product: &Product, panels: Range<usize>) {
     // SAFETY: the caller's contract; tiles cover 0..n_tokens.
     unsafe {
-        if product.n_tokens > E::PLAIN_DIRECT_TOKENS {
+        if product.n_tokens > DIRECT_TOKENS {
             return blocked::<E, N>(product, panels);
         }
         for rows in Rows::of(product, panels, 1) {
@@ -79,16 +82,29 @@ pub(crate) unsafe fn direct<S: Simd, N: Number, const T: usize, const P: usize>(
         for chunk in 0..source.chunks() {
             let cols = source.chunk_cols(chunk);
             let weights = source.chunk(rows.panel(0), chunk, &mut buffer).as_ptr();
-            let sums = segment::<S, N, T, P>(weights, cols, Acts::new(&tile, 4 * chunk * CHUNK_COLS));
-            for (acc, sums) in acc.iter_mut().zip(&sums) {
-                for (acc, sum) in acc.iter_mut().zip(sums) {
-                    *acc = S::add(*acc, *sum);
-                }
+            let acts = Acts::new(&tile, 4 * chunk * CHUNK_COLS);
+            if PLAIN_CHAINS * T * P < S::REGISTERS {
+                add_sums::<S, T, P>(&mut acc, &segment::<S, N, T, P>(weights, cols, acts));
+                continue;
+            }
+            // All chains at once do not fit the registers.
+            for (part, acc) in acc.iter_mut().enumerate() {
+                let weights = weights.wrapping_add(part * S::LANES * N::BYTES);
+                add_sums::<S, T, 1>(std::array::from_mut(acc), &segment::<S, N, T, 1>(weights, cols, acts));
             }
         }
         tile.store::<S, T, P>(&acc);
     }
     T
+}
+
+/// Adds a segment's sums.
+#[inline(always)]
+unsafe fn add_sums<S: Simd, const T: usize, const P: usize>(acc: &mut [[S::Float; T]; P], sums: &[[S::Float; T]; P]) {
+    for (acc, sum) in acc.iter_mut().flatten().zip(sums.iter().flatten()) {
+        // SAFETY: the caller has `S`.
+        *acc = unsafe { S::add(*acc, *sum) };
+    }
 }
 
 /// A segment's sums for `T` tokens.

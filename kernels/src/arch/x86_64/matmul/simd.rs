@@ -53,9 +53,13 @@ pub(crate) trait Simd: Copy {
     type Float: Copy;
     /// Rows of a vector.
     const LANES: usize;
+    /// Vector registers.
+    const REGISTERS: usize;
     /// Whether [`Simd::dots`] multiplies any unsigned bytes, not only those whose sums fit 16 bits. Signed codes then
     /// come with 128 added.
     const ANY_BYTES: bool;
+    /// Whether the operations that unpack codes can add to them at no cost; implies `ANY_BYTES`.
+    const RAISES: bool;
 
     /// `LANES * 4` bytes.
     unsafe fn load(at: *const u8) -> Self::Int;
@@ -77,7 +81,10 @@ pub(crate) trait Simd: Copy {
     /// The field of each byte that begins at bit `from`, moved to bit `to`, where `mask` says which bits it has. Which
     /// field it is may be known only at run time.
     unsafe fn field(v: Self::Int, from: usize, to: usize, mask: u8) -> Self::Int;
-    /// Each byte replaced by the table's value; bytes are 0..16.
+    /// Bits `from` and `from + 1` of each byte as the top ones of a code of 6 bits, the others 0. If the vectors raise,
+    /// with 96 added: the upper one is inverted and copied to bit 6, and stands as it is in bit 7.
+    unsafe fn top_bits(v: Self::Int, from: usize) -> Self::Int;
+    /// Each byte replaced by the table's value for its low 4 bits.
     unsafe fn look_up(table: Self::Int, bytes: Self::Int) -> Self::Int;
     /// Lanes of `a` where `v < bound`, else of `b`.
     unsafe fn select_less(v: Self::Int, bound: i32, a: Self::Int, b: Self::Int) -> Self::Int;
@@ -110,7 +117,10 @@ pub(crate) trait Simd: Copy {
     unsafe fn mul(a: Self::Float, b: Self::Float) -> Self::Float;
     /// `a * b + c`, rounded once.
     unsafe fn fma(a: Self::Float, b: Self::Float, c: Self::Float) -> Self::Float;
+    /// Asks for a line of memory in the first cache, ...
     unsafe fn prefetch(at: *const u8);
+    /// ... in the second.
+    unsafe fn prefetch_far(at: *const u8);
 
     /// Exact dot products of a sub-block's values, `P` vectors of rows, with `T` tokens' activations (see
     /// `cpu/matmul/act.rs`). Each vector of codes is asked for once, where it is needed.
@@ -126,6 +136,11 @@ pub(crate) trait Simd: Copy {
     ) -> [[[Self::Int; T]; P]; 2];
 }
 
+/// How much larger codes of form `C` are than their values.
+pub(crate) const fn offset<S: Simd, C: Codes>() -> u8 {
+    if S::RAISES || S::ANY_BYTES && C::SIGNED { C::RAISED_OFFSET } else { C::OFFSET }
+}
+
 /// What a dot product with codes of form `C` starts from: minus their offset times the sum of the span's activations.
 /// `None` if codes have no offset.
 ///
@@ -133,7 +148,7 @@ pub(crate) trait Simd: Copy {
 /// The machine has `S`; `act` points to a block of activations.
 #[inline(always)]
 pub(crate) unsafe fn start_value<S: Simd, C: Codes>(span: Span, act: *const u8) -> Option<S::Int> {
-    let offset: u8 = if C::SIGNED && S::ANY_BYTES { 128 } else { C::OFFSET };
+    let offset = const { offset::<S, C>() };
     if offset == 0 {
         return None;
     }
