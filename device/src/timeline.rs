@@ -4,7 +4,8 @@
 //! 1. copy and unpacking done → reader may start: [`fill`](Timeline::fill) records an event after them,
 //!    [`read`](Timeline::read) makes the compute stream wait for it;
 //! 2. last reader done → slot may be refilled: [`release`](Timeline::release) records an event after the readers, the
-//!    next `fill` makes the transfer stream wait for it; unpacking done → a part of the staging area may be refilled:
+//!    next `fill` makes the transfer stream wait for it ([`vacate`](Timeline::vacate) makes all later copies wait);
+//!    unpacking done → a part of the staging area may be refilled:
 //!    `timeline/staging.rs`;
 //! 3. copy done → the host may refill a staging buffer: [`wait_source`](Timeline::wait_source);
 //! 4. CPU part done → GPU part may start: [`gpu_waits_for_cpu`](Timeline::gpu_waits_for_cpu) queues the wait ahead of
@@ -247,6 +248,28 @@ impl Timeline {
         gpu.record(compute, slot.released)?;
         slot.state = SlotState::Free;
         Ok(())
+    }
+
+    /// Nobody reads the slot any more, and its bytes serve others from now on: copies queued from now on come after its
+    /// readers, or after its fill if it had none. Nothing to do for an empty slot.
+    pub fn vacate(&mut self, index: SlotIndex) -> Result<(), DeviceError> {
+        let state = self.slots.get(index.0).ok_or_else(|| no_slot(index))?.state;
+        match state {
+            SlotState::Free => Ok(()),
+            SlotState::Filled => self.discard(index),
+            SlotState::Readable => {
+                self.release(index)?;
+                self.gpu.wait_event(self.lanes.transfer, self.slots[index.0].released)
+            }
+        }
+    }
+
+    /// The slot's bytes have served others: its next fill starts after all operators queued so far. Errors: the slot
+    /// was filled and not vacated.
+    pub fn reclaim(&mut self, index: SlotIndex) -> Result<(), DeviceError> {
+        let (gpu, compute) = (Arc::clone(&self.gpu), self.compute);
+        let slot = self.slot(index, &[SlotState::Free], "reclaimed before it was vacated")?;
+        gpu.record(compute, slot.released)
     }
 
     /// Forgets a fill that nobody has read (the schedule changed). Copies queued from now on come after it.

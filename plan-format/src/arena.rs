@@ -1,5 +1,5 @@
 //! Where each activation lies in the arena, for rounds up to a stated size. The CPU and the GPU have an arena each,
-//! with the same offsets.
+//! with the same offsets, but that rounds of few tokens may have a smaller one on the GPU (`Plan::few_arena`).
 //!
 //! Two values may share bytes only if no item touches both, so whoever executes an item may fuse or reorder its
 //! operators, and no operator's output ever lies on its input (kernels take disjoint slices; in place is never used).

@@ -20,6 +20,8 @@ pub struct Plan {
     pub program: Program,
     /// Where activations lie.
     pub arena: Arena,
+    /// Where those of decode and verification rounds lie on the GPU, if items are held; else as in all rounds.
+    pub few_arena: Option<Arena>,
     /// Where items live.
     pub placement: Placement,
     /// Memory order of each part of each weight: `layouts[weight][part]`.

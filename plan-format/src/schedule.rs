@@ -1,15 +1,69 @@
-//! Where items live and when host weights are streamed: placement, slots, schedules, the regime map.
+//! Where items live and when host weights are streamed or held: placement, slots, schedules, the regime map.
 //! It holds decisions, not how they were reached (the planner) nor how they are carried out (the runtime).
 //! Next: `artifact.rs`.
 
 use crate::ids::{ItemId, ScheduleId, SlotId};
 use serde::{Deserialize, Serialize};
 
-/// Static placement: one home per item of the program.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+/// Static placement: one home per item of the program, and what is held between prompts.
+#[derive(Clone, Debug, PartialEq)]
 pub struct Placement {
     /// Indexed by [`ItemId`].
     pub homes: Vec<Home>,
+    /// Host items that rounds of few tokens execute on the GPU.
+    pub held: Held,
+}
+
+impl Placement {
+    /// Nothing is held.
+    pub fn new(homes: Vec<Home>) -> Placement {
+        Placement { homes, held: Held::default() }
+    }
+
+    /// Items that rounds of a phase execute on the GPU whatever their schedule promotes: resident and held ones.
+    pub fn on_gpu(&self, phase: Phase) -> Vec<bool> {
+        let mut on_gpu: Vec<bool> = self.homes.iter().map(|home| *home == Home::Resident).collect();
+        for held in self.held.items.iter().filter(|_| !phase.is_prefill()) {
+            if let Some(item) = on_gpu.get_mut(held.item.index()) {
+                *item = true;
+            }
+        }
+        on_gpu
+    }
+}
+
+/// Host items that lie in GPU memory which only prefill rounds need. Rounds of few tokens (decode, verification)
+/// execute them on the GPU. They are brought there once, when the first such round after a prefill round begins, and
+/// stay until a prefill round takes the memory back. All schedules of those phases share them.
+///
+/// The temporary region begins with what activations and kernels take in prefill rounds; the slots lie behind. Rounds
+/// of few tokens take the first bytes for their own activations, then come held items.
+#[derive(Clone, Debug, PartialEq, Default, Serialize, Deserialize)]
+pub struct Held {
+    /// In item order.
+    pub items: Vec<HeldItem>,
+    /// Where slots begin in the temporary region.
+    pub slots_at_bytes: u64,
+    /// Time to bring all of them at no load, in microseconds.
+    pub load_us: f64,
+}
+
+/// A held item.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HeldItem {
+    /// The host item.
+    pub item: ItemId,
+    /// Offset in the temporary region, 256-byte aligned.
+    pub offset_bytes: u64,
+    /// Room for its weights.
+    pub size_bytes: u64,
+}
+
+impl Held {
+    /// Bytes of all items.
+    pub fn total_bytes(&self) -> u64 {
+        self.items.iter().map(|held| held.size_bytes).fold(0, u64::saturating_add)
+    }
 }
 
 /// Where an item's weights and states live between rounds.
@@ -96,6 +150,22 @@ pub enum Phase {
         /// Most tokens of a round.
         ubatch_tokens: u32,
     },
+}
+
+impl Phase {
+    /// Whether rounds are pieces of a prompt.
+    pub fn is_prefill(self) -> bool {
+        matches!(self, Phase::Prefill { .. })
+    }
+
+    /// Most tokens of a round.
+    pub fn tokens(self) -> u32 {
+        match self {
+            Phase::Decode => 1,
+            Phase::Verify { tokens } => tokens,
+            Phase::Prefill { ubatch_tokens } => ubatch_tokens,
+        }
+    }
 }
 
 /// One way to run a round: which host items are streamed, through which slots, and with how many CPU threads.

@@ -6,12 +6,13 @@
 //! arrays, whose lengths must be exactly those that the structured sections imply.
 //! Next: `container.rs`, `verify/mod.rs`.
 
+use crate::arena::Arena;
 use crate::artifact::{MachineCode, Origin, Plan, Report};
 use crate::container::{self, Section, SectionBytes};
 use crate::costs::{CaseCosts, CostModel, ItemCost, Team};
 use crate::error::{Error, Result};
 use crate::ids::{ItemId, ScheduleId};
-use crate::schedule::{Layout, Phase, Placement, RegimeMap, Slots};
+use crate::schedule::{Held, Home, Layout, Phase, Placement, RegimeMap, Slots};
 use crate::verify::verify_plan;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -32,9 +33,10 @@ const REPORT: &str = "report";
 const CODE: &str = "code";
 const CODE_BYTES: &str = "code.bin";
 const FULL_HASH: &str = "fullhash";
+const HELD: &str = "held";
 
-/// Every section of a file, in order. The last one may be missing.
-const ALL: [&str; 13] = [
+/// Every section of a file, in order. The last two may be missing.
+const ALL: [&str; 14] = [
     ORIGIN,
     PROGRAM,
     ARENA,
@@ -48,14 +50,22 @@ const ALL: [&str; 13] = [
     CODE,
     CODE_BYTES,
     FULL_HASH,
+    HELD,
 ];
 
 /// Placement, layouts and slots.
 #[derive(Serialize, Deserialize)]
 struct PlacesV1 {
-    placement: Placement,
+    homes: Vec<Home>,
     layouts: Vec<Vec<Layout>>,
     slots: Slots,
+}
+
+/// What is held between prompts.
+#[derive(Serialize, Deserialize)]
+struct HeldV1 {
+    held: Held,
+    few_arena: Arena,
 }
 
 /// Axes of the regime map; the cells are a raw table.
@@ -100,7 +110,7 @@ struct CodeV1 {
 pub fn to_bytes(plan: &Plan) -> Result<Vec<u8>> {
     verify_plan(plan)?;
     let places =
-        PlacesV1 { placement: plan.placement.clone(), layouts: plan.layouts.clone(), slots: plan.slots.clone() };
+        PlacesV1 { homes: plan.placement.homes.clone(), layouts: plan.layouts.clone(), slots: plan.slots.clone() };
     let code: Vec<CodeV1> = plan.code.iter().map(code_heading).collect();
     let raw = |name, bytes| SectionBytes { name, version: V1, bytes };
     let mut sections = vec![
@@ -118,6 +128,10 @@ pub fn to_bytes(plan: &Plan) -> Result<Vec<u8>> {
         raw(CODE_BYTES, plan.code.iter().flat_map(|code| code.bytes.iter().copied()).collect()),
     ];
     sections.extend(plan.full_hash.map(|hash| raw(FULL_HASH, hash.to_vec())));
+    if let Some(few_arena) = &plan.few_arena {
+        let held = HeldV1 { held: plan.placement.held.clone(), few_arena: few_arena.clone() };
+        sections.push(encode(HELD, &held)?);
+    }
     Ok(container::write(&sections))
 }
 
@@ -133,11 +147,17 @@ pub fn from_bytes(file: &[u8]) -> Result<Plan> {
     let axes: RegimesV1 = decode(REGIMES, bytes(REGIMES)?)?;
     let costs: CostsV1 = decode(COSTS, bytes(COSTS)?)?;
     let code: Vec<CodeV1> = decode(CODE, bytes(CODE)?)?;
+    let held: Option<HeldV1> = match is_present(&sections, HELD) {
+        true => Some(decode(HELD, bytes(HELD)?)?),
+        false => None,
+    };
+    let (held, few_arena) = held.map(|section| (section.held, section.few_arena)).unzip();
     let plan = Plan {
         origin: decode::<Origin>(ORIGIN, bytes(ORIGIN)?)?,
         program: decode(PROGRAM, bytes(PROGRAM)?)?,
         arena: decode(ARENA, bytes(ARENA)?)?,
-        placement: places.placement,
+        few_arena,
+        placement: Placement { homes: places.homes, held: held.unwrap_or_default() },
         layouts: places.layouts,
         slots: places.slots,
         schedules: decode(SCHEDULES, bytes(SCHEDULES)?)?,
@@ -168,8 +188,12 @@ fn find<'a>(sections: &[Section<'a>], name: &'static str) -> Result<&'a [u8]> {
     Ok(section.bytes)
 }
 
+fn is_present(sections: &[Section<'_>], name: &str) -> bool {
+    sections.iter().any(|section| section.name == name)
+}
+
 fn full_hash(sections: &[Section<'_>]) -> Result<Option<[u8; 32]>> {
-    if !sections.iter().any(|section| section.name == FULL_HASH) {
+    if !is_present(sections, FULL_HASH) {
         return Ok(None);
     }
     let bytes = find(sections, FULL_HASH)?;

@@ -9,7 +9,7 @@ use plan_format::{Error, program::OpKind};
 use proptest::prelude::*;
 
 fn file() -> Vec<u8> {
-    to_bytes(&common::plan()).unwrap()
+    to_bytes(&common::holding_plan()).unwrap()
 }
 
 #[test]

@@ -51,7 +51,7 @@ fn slots(count: u64) -> Slots {
 }
 
 fn prepare(model: &CostModel, homes: &[Home], promoted: &[u32], count: u64) -> Result<Prepared, EvaluateError> {
-    let placement = Placement { homes: homes.to_vec() };
+    let placement = Placement::new(homes.to_vec());
     Prepared::new(model, &model.cases[0], &placement, &slots(count), &schedule(promoted, count as u32))
 }
 
@@ -159,7 +159,7 @@ fn slots_are_freed_by_the_latest_reader_before_cyclically() {
 fn schedules_that_break_the_rules_are_refused_by_name() {
     let model = chain(&[(9.0, 2.0, 10.0), (9.0, 2.0, 10.0), (9.0, 2.0, 0.0)], (1.0, 1.0));
     let table: [(&[Home], &[u32], &str); 5] = [
-        (&[Home::Resident, HOST, HOST], &[0], "promotion 0 (item 0): the item is resident"),
+        (&[Home::Resident, HOST, HOST], &[0], "promotion 0 (item 0): the item is on the GPU anyway"),
         (&[HOST, HOST, HOST], &[1, 0], "promotion 1 (item 0): transfers must be in the order of the items"),
         (&[HOST, HOST, HOST], &[2], "promotion 0 (item 2): the item has nothing to stream"),
         (&[HOST, HOST, HOST], &[7], "promotion 0 (item 7): no such item"),

@@ -35,6 +35,14 @@ fn the_hash_of_the_whole_model_is_kept_where_there_is_one() {
 }
 
 #[test]
+fn what_is_held_is_kept_and_shown() {
+    let plan = common::holding_plan();
+    assert_eq!(from_bytes(&to_bytes(&plan).unwrap()).unwrap(), plan);
+    let text = plan_text(&plan, Detail::Summary);
+    assert!(text.contains("held      2 items") && text.contains("router output"), "{text}");
+}
+
+#[test]
 fn the_text_of_a_plan_is_as_recorded() {
     insta::assert_snapshot!(plan_text(&common::plan(), Detail::Program));
 }

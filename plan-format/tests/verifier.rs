@@ -202,6 +202,46 @@ fn arenas() {
     plan(|p| p.arena.offsets_bytes[1] = p.arena.offsets_bytes[0], &["offsets_bytes[1]", "normed overlaps x"]);
 }
 
+#[track_caller]
+fn holding(change: impl FnOnce(&mut plan_format::artifact::Plan), expected: &[&str]) {
+    let mut plan = common::holding_plan();
+    verify_plan(&plan).unwrap();
+    change(&mut plan);
+    let error = verify_plan(&plan).expect_err("it was accepted").to_string();
+    assert!(expected.iter().all(|part| error.contains(part)), "{error}\nlacks one of {expected:?}");
+}
+
+#[test]
+fn what_is_held_between_prompts() {
+    holding(|p| p.few_arena = None, &["section held, few_arena", "missing for 2"]);
+    holding(|p| p.placement.held.items.clear(), &["few_arena", "no item is held"]);
+    holding(|p| p.few_arena.as_mut().unwrap().limits.output_tokens = 1, &["few_arena", "Verify"]);
+    holding(|p| p.few_arena.as_mut().unwrap().offsets_bytes[0] = 32, &["offsets_bytes[0]"]);
+    holding(|p| p.placement.held.items[0].item = ItemId(99), &["items[0]", "does not exist"]);
+    holding(|p| p.placement.held.items[0].item = ItemId(0), &["items[0]", "does not live in host memory"]);
+    holding(|p| p.placement.held.items[0].item = ItemId(2), &["items[0]", "does not live in host memory"]);
+    holding(|p| p.placement.held.items.swap(0, 1), &["items", "order"]);
+    holding(|p| p.placement.held.items[1].size_bytes = 16, &["items[1]", "needs"]);
+    holding(|p| p.placement.held.items[1].offset_bytes += 64, &["items[1]", "multiple of 256"]);
+    holding(|p| p.placement.held.items[1].offset_bytes = u64::MAX - 255, &["items[1]", "2^63"]);
+    holding(|p| p.placement.held.items[1].offset_bytes -= 256, &["overlaps"]);
+    holding(|p| p.placement.held.items[0].offset_bytes = 0, &["overlaps the activations"]);
+    holding(|p| p.placement.held.items[1].offset_bytes = 1 << 20, &["overlaps a slot"]);
+    holding(|p| p.placement.held.items[1].offset_bytes = (1 << 20) + 12288, &["overlaps the staging area"]);
+    holding(|p| p.placement.held.items[1].offset_bytes = 1 << 30, &["the region"]);
+    holding(|p| p.placement.held.slots_at_bytes = u64::MAX, &["2^64"]);
+    holding(|p| p.placement.held.load_us = f64::NAN, &["load_us"]);
+    let promote = |p: &mut plan_format::artifact::Plan, schedule: usize| {
+        let promotion = &mut p.schedules[schedule].promotions[1];
+        (promotion.item, promotion.after) = (ItemId(4), None);
+    };
+    holding(|p| promote(p, 1), &["item 4 is promoted", "Decode"]);
+    // Prefill may stream what decode rounds hold, over where they hold it.
+    let mut plan = common::holding_plan();
+    promote(&mut plan, 3);
+    verify_plan(&plan).unwrap();
+}
+
 /// Whether two values touched by one item share bytes, by comparing all pairs.
 fn overlaps(program: &Program, arena: &Arena) -> bool {
     let touches = |value: usize, item: usize| {

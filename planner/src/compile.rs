@@ -8,7 +8,7 @@
 
 mod layouts;
 
-use crate::cost::Demand;
+use crate::cost::{Demand, few_limits};
 use crate::place::memory::Budget;
 use crate::place::search::Query;
 use crate::profile::{Profile, ProfileKind};
@@ -150,6 +150,7 @@ pub fn plan_model(inputs: PlanInputs) -> Result<Planned, PlanError> {
     let plan = Plan {
         origin: Origin { tool_version: env!("CARGO_PKG_VERSION").to_owned(), options, model, device },
         arena: Arena::new(&program, parts.limits),
+        few_arena: (!parts.placement.held.items.is_empty()).then(|| Arena::new(&program, few_limits(parts.limits))),
         layouts: layouts(&program, &parts.placement),
         program,
         placement: parts.placement,
@@ -223,7 +224,7 @@ fn driver_mib(model_bytes: u64, items: u64) -> u64 {
 
 /// Everything on the CPU, without expectations.
 fn undecided(program: &Program, options: &Options, cpu_threads: u16, host_weights: HostWeights) -> Parts {
-    let placement = Placement { homes: program.items.iter().map(|item| host_home(item, host_weights)).collect() };
+    let placement = Placement::new(program.items.iter().map(|item| host_home(item, host_weights)).collect());
     let (schedules, regimes) = one_schedule_per_phase(options, cpu_threads);
     let memory = host_memory(program, &placement, options);
     Parts {

@@ -162,7 +162,7 @@ fn cpu_and_link_share_the_dram_as_they_were_measured_to() {
     let promotion = Promotion { item: ItemId(1), slot: SlotId(0), after: None };
     let schedule =
         Schedule { phase: Phase::Decode, cpu_threads: team.threads, promotions: vec![promotion], predicted_us: 0.0 };
-    let placement = Placement { homes: vec![Home::Host(HostMemory::Pinned); 2] };
+    let placement = Placement::new(vec![Home::Host(HostMemory::Pinned); 2]);
     let slots = Slots { slots: vec![Slot { offset_bytes: 0, size_bytes: 256 }] };
     let (case, load) = (&model.cases[0], Load::IDLE);
     let run = Run {
@@ -207,6 +207,8 @@ fn artifact(program: Program, parts: Parts, vram_bytes: u64) -> Plan {
             device: DeviceFingerprint { cpu_model: "C".into(), cpu_cores: 8, gpu: Some(gpu) },
         },
         arena: Arena::new(&program, parts.limits),
+        few_arena: (!parts.placement.held.items.is_empty())
+            .then(|| Arena::new(&program, planner::cost::few_limits(parts.limits))),
         program,
         placement: parts.placement,
         layouts,

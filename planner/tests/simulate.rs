@@ -47,7 +47,7 @@ fn build(draws: Vec<Draw>, slot_count: u64, overlap: u64, contention: (f32, f32)
     let slot = |i| Slot { offset_bytes: 256 * i, size_bytes: 256 * (1 + overlap) };
     let (cpu_slowdown_while_link, link_slowdown_while_cpu) = contention;
     Case {
-        placement: Placement { homes: draws.iter().map(home).collect() },
+        placement: Placement::new(draws.iter().map(home).collect()),
         slots: Slots { slots: (0..slot_count).map(slot).collect() },
         schedule: Schedule { phase: Phase::Decode, cpu_threads: 4, promotions, predicted_us: 0.0 },
         model: CostModel {

@@ -186,7 +186,7 @@ mod pipelined {
             prop_assert_eq!(method == Method::Static, promoted.is_empty());
             let router_of = |item: u32| problem.costs.cases[0].items[item as usize].stream_after;
             let schedule = slots.schedule(phase, problem.costs.teams[team].threads, &promoted, router_of, round_us);
-            let placement = Placement { homes: homes.clone() };
+            let placement = Placement::new(homes.clone());
             let slots = slots.slots();
             // The artifact's form of the schedule means what the search meant.
             let case = &problem.costs.cases[0];
@@ -251,7 +251,7 @@ mod pipelined {
         let (problem, homes) = (problem(&draws, Phase::Decode), homes(&draws));
         let shape = SlotShape::new(2, 1000);
         let schedule = shape.schedule(Phase::Decode, 4, &[1, 3, 5], |_| None, 0.0);
-        let (placement, slots) = (Placement { homes }, shape.slots());
+        let (placement, slots) = (Placement::new(homes), shape.slots());
         let run = Run {
             model: &problem.costs,
             case: &problem.costs.cases[0],

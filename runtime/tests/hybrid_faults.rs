@@ -39,7 +39,7 @@ fn all_memory_that_is_taken_was_counted() {
 
 #[test]
 fn a_refused_allocation_is_an_error_that_says_what_for() {
-    for request in 0..4 {
+    for request in 0..3 {
         let gpu = sim(Faults { fail_memory_request: Some(request), ..Faults::none() });
         let plan = plan(NAME, Mixture::Promoted { slots: 1 });
         let error = hybrid(NAME, &plan, &gpu).err().expect("a refused allocation");

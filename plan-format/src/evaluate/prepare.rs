@@ -2,7 +2,7 @@
 //! Next: `evaluate.rs`, which plays it.
 
 use crate::costs::{CaseCosts, CostModel};
-use crate::schedule::{Home, Placement, Schedule, Slots};
+use crate::schedule::{Placement, Schedule, Slots};
 
 /// Why a schedule cannot be scored.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -40,7 +40,7 @@ pub enum EvaluateError {
 pub struct Prepared {
     /// Index into [`CostModel::teams`].
     pub team: usize,
-    /// Whether each item executes on the GPU (resident or promoted).
+    /// Whether each item executes on the GPU (resident, held or promoted).
     pub on_gpu: Vec<bool>,
     /// Transfers in order, items ascending.
     pub streams: Vec<Stream>,
@@ -70,8 +70,8 @@ impl Prepared {
     /// Checks a schedule against placement, slots and cost model, and resolves what frees each slot.
     ///
     /// # Errors
-    /// A team without times, tables of different lengths, or a promotion that is resident, out of order, without a
-    /// slot or not streamable.
+    /// A team without times, tables of different lengths, or a promotion that is on the GPU anyway, out of order,
+    /// without a slot or not streamable.
     pub fn new(
         model: &CostModel,
         case: &CaseCosts,
@@ -87,7 +87,7 @@ impl Prepared {
             threads: schedule.cpu_threads,
             known: model.teams.iter().map(|team| team.threads).collect(),
         })?;
-        let mut on_gpu: Vec<bool> = placement.homes.iter().map(|home| *home == Home::Resident).collect();
+        let mut on_gpu = placement.on_gpu(schedule.phase);
         for (index, promotion) in schedule.promotions.iter().enumerate() {
             let item = promotion.item.0;
             let fault = |reason| EvaluateError::Promotion { index, item, reason };
@@ -97,8 +97,8 @@ impl Prepared {
             if index > 0 && schedule.promotions[index - 1].item.0 >= item {
                 return Err(fault("transfers must be in the order of the items"));
             }
-            if placement.homes[item as usize] == Home::Resident {
-                return Err(fault("the item is resident"));
+            if on_gpu[item as usize] {
+                return Err(fault("the item is on the GPU anyway"));
             }
             if promotion.slot.index() >= slots.slots.len() {
                 return Err(fault("no such slot"));

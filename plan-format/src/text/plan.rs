@@ -138,10 +138,17 @@ fn streamed_text(names: &[&str]) -> String {
     match names {
         [] => "nothing streamed".to_owned(),
         _ if names.len() <= MOST_STREAMED => names.join(" "),
-        [first @ .., last] => {
-            let some = first[..MOST_STREAMED / 2].join(" ");
-            format!("{} streamed: {some} … {last}", names.len())
+        _ => format!("{} streamed: {}", names.len(), names_text(names)),
+    }
+}
+
+/// All names, or the first and the last where there are many.
+fn names_text(names: &[&str]) -> String {
+    match names {
+        [first @ .., last] if names.len() > MOST_STREAMED => {
+            format!("{} … {last}", first[..MOST_STREAMED / 2].join(" "))
         }
+        _ => names.join(" "),
     }
 }
 
@@ -172,6 +179,14 @@ fn schedules(text: &mut String, plan: &Plan) {
         line(text, format_args!("  {id:>3} {phase}: {cpu_threads} threads{predicted}, {cells} regimes: {promoted}"));
     }
     line(text, format_args!("slots     {}", slots_text(plan)));
+    let held = &plan.placement.held;
+    if !held.items.is_empty() {
+        let (count, size, ms) = (held.items.len(), bytes_text(held.total_bytes()), held.load_us / 1000.0);
+        let names: Vec<&str> = held.items.iter().map(|h| plan.program.items[h.item.index()].name.as_str()).collect();
+        let which = names_text(&names);
+        line(text, format_args!("held      {count} items, {size}, where only prefill needs the memory: {which}"));
+        line(text, format_args!("          brought in {ms:.1} ms before the first decode round after a prompt"));
+    }
     let map = &plan.regimes;
     let axes = format!(
         "contexts {:?} x cpu {:?} x gpu {:?} x link {:?}",

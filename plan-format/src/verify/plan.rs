@@ -13,7 +13,10 @@
 //! 7. Costs: tables of the right lengths, teams and producers in order, figures finite and not negative; every schedule
 //!    has a team and a case, unless the table is empty and no phase has a choice.
 //! 8. Report: finite figures.
+//!
+//! Held items have a file of their own. Next: `held.rs`.
 
+use super::held::verify_held;
 use super::{Problem, ensure, invalid, verify_program};
 use crate::artifact::{Options, Plan};
 use crate::costs::{CaseCosts, CostModel};
@@ -41,6 +44,7 @@ pub fn verify_plan(plan: &Plan) -> Result<()> {
     table("schedule", "schedules", &plan.schedules, |_, schedule| schedule_shape(plan, schedule))?;
     regimes(plan).map_err(|(field, problem)| invalid("regimes", field.to_owned(), problem))?;
     costs(plan)?;
+    verify_held(plan)?;
     report(plan)
 }
 
@@ -139,11 +143,8 @@ fn schedule_shape(plan: &Plan, schedule: &Schedule) -> Result<(), Problem> {
 
 fn phase_fits(plan: &Plan, phase: Phase) -> Result<(), Problem> {
     let limits = plan.arena.limits;
-    let (tokens, outputs) = match phase {
-        Phase::Decode => (1, 1),
-        Phase::Verify { tokens } => (tokens, tokens),
-        Phase::Prefill { ubatch_tokens } => (ubatch_tokens, 1),
-    };
+    let tokens = phase.tokens();
+    let outputs = if phase.is_prefill() { 1 } else { tokens };
     let fits = tokens >= 1 && tokens <= limits.ubatch_tokens && outputs <= limits.output_tokens;
     ensure!(fits, "is for {phase:?}, which does not fit the arena's {limits:?}");
     Ok(())

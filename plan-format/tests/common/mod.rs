@@ -198,7 +198,8 @@ pub fn plan() -> Plan {
         origin: origin(limits),
         program,
         arena,
-        placement: Placement { homes },
+        few_arena: None,
+        placement: Placement::new(homes),
         layouts,
         slots: Slots {
             slots: vec![Slot { offset_bytes: 0, size_bytes: 4096 }, Slot { offset_bytes: 4096, size_bytes: 8192 }],
@@ -213,6 +214,21 @@ pub fn plan() -> Plan {
         ],
         full_hash: None,
     }
+}
+
+/// The plan with router and head held by rounds of one and two tokens.
+pub fn holding_plan() -> Plan {
+    let mut plan = plan();
+    let few_arena = Arena::new(&plan.program, RoundLimits { ubatch_tokens: 2, output_tokens: 2 });
+    let mut held = Held { items: Vec::new(), slots_at_bytes: 1 << 20, load_us: 75.5 };
+    let mut offset_bytes = few_arena.size_bytes.next_multiple_of(256);
+    for item in [4, 6] {
+        let size_bytes = plan.program.item_weight_bytes(&plan.program.items[item as usize]).next_multiple_of(256);
+        held.items.push(HeldItem { item: ItemId(item), offset_bytes, size_bytes });
+        offset_bytes += size_bytes;
+    }
+    (plan.placement.held, plan.few_arena) = (held, Some(few_arena));
+    plan
 }
 
 fn layout(role: WeightRole) -> Layout {

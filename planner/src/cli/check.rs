@@ -174,7 +174,7 @@ fn figures(profile: &Profile, model: &Lowered) -> Result<Figures, Failure> {
         ubatch_tokens: limits.ubatch_tokens,
         decode_us,
         prefill_us,
-        workload_us: f64::from(GENERATE_TOKENS) * decode_us + rounds * prefill_us,
+        workload_us: f64::from(GENERATE_TOKENS) * decode_us + rounds * prefill_us + plan.placement.held.load_us,
         plan: blake3::hash(&bytes).to_hex()[..16].to_owned(),
     })
 }

@@ -94,6 +94,7 @@ fn home_text(home: Home) -> &'static str {
 fn use_text(used: InSchedule) -> &'static str {
     match used {
         InSchedule::Resident => "resident",
+        InSchedule::Held => "kept between prompts",
         InSchedule::Promoted => "streamed",
         InSchedule::Host => "on the CPU",
     }

@@ -10,7 +10,7 @@ mod stored;
 mod work;
 
 pub use floors::{Floors, floors, switches_us};
-pub use price::{PriceError, VERIFY_TOKENS, needs, phases, price};
+pub use price::{PriceError, VERIFY_TOKENS, few_limits, needs, phases, price};
 pub use work::{Round, distinct_experts};
 
 use plan_format::artifact::KvType;
@@ -109,6 +109,10 @@ pub struct UbatchFacts {
     pub arena_bytes: u64,
     /// What the GPU's kernels work in besides.
     pub gpu_work_bytes: u64,
+    /// Inputs and angles of a round on the GPU.
+    pub gpu_input_bytes: u64,
+    /// Activations and kernels' work of decode and verification rounds alone.
+    pub few_bytes: u64,
     /// States of each item.
     pub state_bytes: Vec<u64>,
 }

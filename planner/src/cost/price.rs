@@ -103,15 +103,25 @@ fn team(entry: &Contention) -> Team {
     }
 }
 
+/// Decode and verification rounds among those up to `limits`.
+pub fn few_limits(limits: RoundLimits) -> RoundLimits {
+    let most = VERIFY_TOKENS[VERIFY_TOKENS.len() - 1];
+    RoundLimits { ubatch_tokens: limits.ubatch_tokens.min(most), output_tokens: limits.output_tokens.min(most) }
+}
+
 fn ubatch_facts(program: &Program, ubatch_tokens: u32, demand: &Demand) -> UbatchFacts {
     let output_tokens = VERIFY_TOKENS[VERIFY_TOKENS.len() - 1].max(demand.output_tokens).min(ubatch_tokens);
     let limits = RoundLimits { ubatch_tokens, output_tokens };
     let span = CacheSpan { context_tokens: demand.context_tokens, ubatch_tokens };
+    let arena_bytes = |limits| Arena::new(program, limits).size_bytes;
+    let work_bytes = |limits| space::work_bytes(program, limits, demand.context_tokens);
     UbatchFacts {
         ubatch_tokens,
         output_tokens,
-        arena_bytes: Arena::new(program, limits).size_bytes,
-        gpu_work_bytes: space::work_bytes(program, limits, demand.context_tokens),
+        arena_bytes: arena_bytes(limits),
+        gpu_work_bytes: work_bytes(limits),
+        gpu_input_bytes: space::input_bytes(program, limits),
+        few_bytes: arena_bytes(few_limits(limits)) + work_bytes(few_limits(limits)),
         state_bytes: program.items.iter().map(|i| space::state_bytes(program, i, span, demand.kv_type)).collect(),
     }
 }

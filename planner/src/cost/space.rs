@@ -54,9 +54,15 @@ pub(super) fn work_bytes(program: &Program, limits: RoundLimits, context_tokens:
     let forms = (0..forms.len()).map(|i| forms[i] + forms.get(i + 1).copied().unwrap_or(0)).max().unwrap_or(0);
     let partials = program.ops.iter().map(|op| partial_bytes(&op.kind, tokens, context_tokens)).max().unwrap_or(0);
     let routing = program.ops.iter().map(|op| routing_bytes(&op.kind, program, tokens)).max().unwrap_or(0);
-    let angles: u64 = program.ropes.iter().map(|rope| u64::from(rope.n_rot) * (4 * tokens + 8) + ALIGN_BYTES).sum();
-    let inputs = 4 * (tokens * (3 + CACHE_KINDS) + u64::from(limits.output_tokens)) + (6 + CACHE_KINDS) * ALIGN_BYTES;
-    forms + partials + routing + angles + inputs
+    let constants: u64 = program.ropes.iter().map(|rope| u64::from(rope.n_rot) * 4 + ALIGN_BYTES).sum();
+    forms + partials + routing + constants
+}
+
+/// Inputs of a round and angles of its positions.
+pub(super) fn input_bytes(program: &Program, limits: RoundLimits) -> u64 {
+    let tokens = u64::from(limits.ubatch_tokens);
+    let angles: u64 = program.ropes.iter().map(|rope| u64::from(rope.n_rot) * 4 * tokens + ALIGN_BYTES).sum();
+    angles + 4 * (tokens * (3 + CACHE_KINDS) + u64::from(limits.output_tokens)) + (6 + CACHE_KINDS) * ALIGN_BYTES
 }
 
 /// Inputs of an item's products in the forms that kernels read: half precision with a scale per row, and bytes.

@@ -81,8 +81,7 @@ pub fn reach(query: &Query<'_>, decision: &Decision, rows: &[Row; 4]) -> Option<
     let ubatch_tokens = query.problem.ubatches[best.candidate.ubatch].ubatch_tokens;
     let workload = Workload::new(query.problem, ubatch_tokens)?;
     let bound_us = |case: usize, answer: &Answer| {
-        let slots = best.candidate.slots;
-        let task = Task { problem: query.problem, case, homes: &best.homes, slots, load: Load::IDLE };
+        let task = best.task(query.problem, case);
         let prepared = task.prepare(answer.team, &answer.promoted);
         let busy = |gpu: bool, time: &dyn Fn(usize) -> f64| -> f64 {
             (0..best.homes.len()).filter(|&item| prepared.on_gpu[item] == gpu).map(time).sum()

@@ -32,6 +32,8 @@ pub struct RoundFigures {
 pub enum InSchedule {
     /// GPU, from resident memory.
     Resident,
+    /// GPU, held between prompts.
+    Held,
     /// GPU, streamed.
     Promoted,
     /// CPU.
@@ -105,8 +107,8 @@ pub fn explain(query: &Query<'_>, decision: &Decision, item: usize) -> Option<Ex
 
 fn figures(query: &Query<'_>, decision: &Decision, case: usize, item: usize) -> RoundFigures {
     let (problem, best) = (query.problem, &decision.best);
-    let is_decode = problem.costs.cases[case].phase == plan_format::schedule::Phase::Decode;
-    let answer = if is_decode { &best.decode } else { &best.prefill };
+    let phase = problem.costs.cases[case].phase;
+    let answer = if phase.is_prefill() { &best.prefill } else { &best.decode };
     let cost = &problem.costs.cases[case].items[item];
     let cpu_us = f64::from(problem.cpu_us(case, answer.team)[item]);
     let mib = memory::item_bytes(problem, &problem.ubatches[best.candidate.ubatch], item) as f64 / (1u64 << 20) as f64;
@@ -121,6 +123,7 @@ fn figures(query: &Query<'_>, decision: &Decision, case: usize, item: usize) -> 
         gpu_us_per_mib: density(f64::from(cost.gpu_us)),
         use_in_schedule: match best.homes[item] {
             Home::Resident => InSchedule::Resident,
+            Home::Host(_) if best.homes_in(phase)[item] == Home::Resident => InSchedule::Held,
             Home::Host(_) if answer.promoted.binary_search(&(item as u32)).is_ok() => InSchedule::Promoted,
             Home::Host(_) => InSchedule::Host,
         },

@@ -23,7 +23,7 @@ pub struct Budget {
 
 /// GPU memory that no placement can avoid.
 pub fn fixed_bytes(problem: &Problem, gpu: &Gpu, ubatch: &UbatchFacts) -> u64 {
-    let round_bytes = ubatch.arena_bytes + ubatch.gpu_work_bytes;
+    let round_bytes = ubatch.arena_bytes + ubatch.gpu_work_bytes + ubatch.gpu_input_bytes;
     ((gpu.context_mib + gpu.kernels_mib) << 20) + problem.small_weight_bytes + round_bytes
 }
 
@@ -129,7 +129,7 @@ pub fn regions(
         (Region::GpuKernels, mib(|gpu| gpu.kernels_mib)),
         (Region::GpuWeights, weights(Home::Resident) + on_gpu(small)),
         (Region::GpuStates, states(true)),
-        (Region::GpuArena, on_gpu(ubatch.arena_bytes + ubatch.gpu_work_bytes)),
+        (Region::GpuArena, on_gpu(ubatch.arena_bytes + ubatch.gpu_work_bytes + ubatch.gpu_input_bytes)),
         (Region::GpuSlots, slots.total_bytes()),
         (Region::HostPinned, weights(Home::Host(HostMemory::Pinned))),
         (Region::HostPageable, weights(Home::Host(HostMemory::Pageable)) + small),

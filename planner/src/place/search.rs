@@ -3,6 +3,7 @@
 //! seed under the same judge, and the same for any number of threads.
 
 use super::chain::Allowed;
+use super::held::{self, Choice};
 use super::ilp;
 use super::knapsack::Knapsack;
 use super::memory::{self, Budget};
@@ -14,7 +15,7 @@ use crate::profile::{Gpu, Profile};
 use crate::transfer::{Answer, Effort, SlotShape, Task, is_streamable, solve};
 use plan_format::costs::Load;
 use plan_format::program::ItemKind;
-use plan_format::schedule::Home;
+use plan_format::schedule::{Home, Phase};
 use rayon::prelude::*;
 
 /// A candidate: what is resident, with which slots and ubatch.
@@ -50,6 +51,10 @@ pub struct Scored {
     pub candidate: Candidate,
     /// Homes of all items.
     pub homes: Vec<Home>,
+    /// What decode rounds hold in the memory of prefill rounds.
+    pub choice: Choice,
+    /// Homes as decode rounds find them.
+    pub few_homes: Vec<Home>,
     /// Best decode round found.
     pub decode: Answer,
     /// Best prefill round found.
@@ -305,13 +310,33 @@ pub fn score(query: &Query<'_>, candidate: Candidate, effort: Effort) -> Option<
     let repriced = memory::priced_for(query.problem, query.profile, &homes);
     let problem = repriced.as_ref().unwrap_or(query.problem);
     let workload = Workload::new(problem, ubatch_tokens)?;
-    let answer = |case| {
-        let task = Task { problem, case, homes: &homes, slots: candidate.slots, load: Load::IDLE };
-        solve(&task, effort, &[])
+    let answer =
+        |case, homes: &[Home], slots| solve(&Task { problem, case, homes, slots, load: Load::IDLE }, effort, &[]);
+    let prefill = answer(workload.prefill.0, &homes, candidate.slots);
+    let with = |choice: Choice| {
+        let few_homes = choice.homes(&homes);
+        let decode = answer(workload.decode.0, &few_homes, choice.temporary.few);
+        let total_us = workload.decode.1 * decode.round_us + choice.held.load_us;
+        (choice, few_homes, decode, total_us)
     };
-    let (decode, prefill) = (answer(workload.decode.0), answer(workload.prefill.0));
-    let total_us = workload.decode.1 * decode.round_us + workload.prefill.1 * prefill.round_us;
-    Some(Scored { candidate, homes, decode, prefill, total_us })
+    let choices = held::choices(problem, candidate.ubatch, &homes, candidate.slots);
+    let all = std::iter::once(Choice::nothing(candidate.slots)).chain(choices).map(with);
+    let (choice, few_homes, decode, decode_us) = all.reduce(|best, next| if next.3 < best.3 { next } else { best })?;
+    let total_us = decode_us + workload.prefill.1 * prefill.round_us;
+    Some(Scored { candidate, homes, choice, few_homes, decode, prefill, total_us })
+}
+
+impl Scored {
+    /// The unloaded rounds of a case under this placement. `problem` has the costs that its homes imply.
+    pub fn task<'a>(&'a self, problem: &'a Problem, case: usize) -> Task<'a> {
+        let phase = problem.costs.cases[case].phase;
+        Task { problem, case, homes: self.homes_in(phase), slots: self.choice.temporary.of(phase), load: Load::IDLE }
+    }
+
+    /// Homes as rounds of a phase find them.
+    pub fn homes_in(&self, phase: Phase) -> &[Home] {
+        if phase.is_prefill() { &self.homes } else { &self.few_homes }
+    }
 }
 
 /// The integer program on the true graph within `limit_s` seconds, started from the dynamic program's placement: a

@@ -7,10 +7,9 @@ use super::weigh::Workload;
 use crate::regime::Parts;
 use crate::transfer::{Answer, Method, Task};
 use plan_format::artifact::Region;
-use plan_format::costs::Load;
 use plan_format::evaluate::Scratch;
 use plan_format::program::ItemKind;
-use plan_format::schedule::{Home, Phase};
+use plan_format::schedule::{Held, Home, Phase};
 use plan_format::text::bytes_text;
 use std::fmt::Write;
 
@@ -30,8 +29,11 @@ pub fn summary(query: &Query<'_>, decision: &Decision, parts: &Parts) -> String 
     let ubatch_tokens = parts.limits.ubatch_tokens;
     if let Some(workload) = Workload::new(problem, ubatch_tokens) {
         for (case, answer) in [(workload.decode.0, &best.decode), (workload.prefill.0, &best.prefill)] {
-            let task = Task { problem, case, homes: &best.homes, slots: best.candidate.slots, load: Load::IDLE };
+            let task = best.task(problem, case);
             speed_line(&task, answer, parts, &mut text);
+            if !task.costs().phase.is_prefill() {
+                held_line(&parts.placement.held, &mut text);
+            }
             if uses_gpu {
                 transfer_line(&task, answer, &mut text);
             }
@@ -122,6 +124,17 @@ fn speed_line(task: &Task<'_>, answer: &Answer, parts: &Parts, text: &mut String
         }
     }
     text.push('\n');
+}
+
+fn held_line(held: &Held, text: &mut String) {
+    if held.items.is_empty() {
+        return;
+    }
+    let (count, size, ms) = (held.items.len(), bytes_text(held.total_bytes()), held.load_us / 1000.0);
+    let _ = writeln!(
+        text,
+        "  keeps {count} more items, {size}, in memory that prefill rounds use: brought in {ms:.1} ms once a prompt"
+    );
 }
 
 fn transfer_line(task: &Task<'_>, answer: &Answer, text: &mut String) {

@@ -78,9 +78,11 @@ pub fn assemble(query: &Query<'_>, decision: &Decision, grid: &Grid) -> Parts {
     let problem = repriced.as_ref().unwrap_or(query.problem);
     let ubatch = &problem.ubatches[best.candidate.ubatch];
     let ubatch_tokens = ubatch.ubatch_tokens;
-    let table = table(&TableQuery { problem, homes: &best.homes, slots: best.candidate.slots, ubatch_tokens }, grid);
-    let placement = Placement { homes: best.homes.clone() };
-    let slots = best.candidate.slots.slots();
+    let temporary = best.choice.temporary;
+    let (homes, few_homes) = (&best.homes[..], &best.few_homes[..]);
+    let table = table(&TableQuery { problem, homes, few_homes, temporary, ubatch_tokens }, grid);
+    let placement = Placement { homes: best.homes.clone(), held: best.choice.held.clone() };
+    let slots = temporary.slots();
     let gpu = query.profile.gpu.as_ref().filter(|_| query.budget.vram_bytes > 0);
     let report = Report {
         memory: regions(problem, gpu, ubatch, &best.homes, best.candidate.slots),

@@ -13,7 +13,7 @@ pub use assemble::{Parts, SolveError, Solved, assemble, solve_plan};
 pub use cover::{Cover, cover};
 
 use crate::cost::Problem;
-use crate::transfer::{Answer, Effort, SlotShape, Task, solve};
+use crate::transfer::{Answer, Effort, Task, Temporary, solve};
 use plan_format::ScheduleId;
 use plan_format::costs::Load;
 use plan_format::evaluate::Scratch;
@@ -78,10 +78,21 @@ pub struct TableQuery<'a> {
     pub problem: &'a Problem,
     /// Placement.
     pub homes: &'a [Home],
+    /// The same as decode and verification rounds find it, which hold more.
+    pub few_homes: &'a [Home],
     /// Temporary memory.
-    pub slots: SlotShape,
+    pub temporary: Temporary,
     /// Largest ubatch; smaller ones get schedules too, for the rest of a prompt.
     pub ubatch_tokens: u32,
+}
+
+impl<'a> TableQuery<'a> {
+    /// A case under a load.
+    fn task(&self, case: usize, load: Load) -> Task<'a> {
+        let phase = self.problem.costs.cases[case].phase;
+        let homes = if phase.is_prefill() { self.homes } else { self.few_homes };
+        Task { problem: self.problem, case, homes, slots: self.temporary.of(phase), load }
+    }
 }
 
 /// The table.
@@ -172,7 +183,7 @@ impl PhaseTable {
         let mut kept: Vec<Plan> = own.iter().map(|(_, task)| plan(&solve(task, Effort::FULL, &[]))).collect();
         for (index, &context) in contexts.iter().enumerate() {
             let Some((case, _)) = query.problem.case(phase, context) else { continue };
-            let task = |load| Task { problem: query.problem, case, homes: query.homes, slots: query.slots, load };
+            let task = |load| query.task(case, load);
             let idle = solve(&task(loads[0]), Effort::FULL, &kept);
             let hints = [plan(&idle)];
             // One context is solved in every cell; the others differ by attention only, and their corners suffice.
@@ -207,7 +218,7 @@ impl PhaseTable {
         let mut idle_cells = Vec::new();
         for &context in contexts {
             let Some((case, _)) = query.problem.case(phase, context) else { continue };
-            let task = |load| Task { problem: query.problem, case, homes: query.homes, slots: query.slots, load };
+            let task = |load| query.task(case, load);
             idle_cells.push(rows.first().map_or(0, Vec::len));
             let scores = scores(&task, loads, &kept);
             rows.iter_mut().zip(scores).for_each(|(row, more)| row.extend(more));
@@ -231,7 +242,7 @@ impl PhaseTable {
             let case = query.problem.case(phase, contexts[0]).map_or(0, |(case, _)| case);
             let router_of = |item: u32| query.problem.costs.cases[case].items[item as usize].stream_after;
             let threads = query.problem.costs.teams[*team].threads;
-            query.slots.schedule(phase, threads, promoted, router_of, rows[index][0])
+            query.temporary.schedule((phase, threads), promoted, router_of, rows[index][0])
         };
         let is_cell = |column: &usize| column % loads.len() < cells;
         let columns = || (0..cover.cells.len()).filter(is_cell);
@@ -250,8 +261,7 @@ fn workload_task<'a>(query: &TableQuery<'a>, phase: Phase) -> Option<(u32, Task<
     let is_largest = !matches!(phase, Phase::Prefill { ubatch_tokens } if ubatch_tokens != query.ubatch_tokens);
     let context_tokens = query.problem.demand.workload_context(phase).filter(|_| is_largest)?;
     let (case, _) = query.problem.case(phase, context_tokens)?;
-    let (problem, homes, slots, load) = (query.problem, query.homes, query.slots, Load::IDLE);
-    Some((context_tokens, Task { problem, case, homes, slots, load }))
+    Some((context_tokens, query.task(case, Load::IDLE)))
 }
 
 fn plan(answer: &Answer) -> Plan {

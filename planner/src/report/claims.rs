@@ -142,7 +142,11 @@ pub fn compare(query: &Query<'_>, decision: &Decision) -> Option<Comparison> {
     let smallest = problem.ubatches.iter().min_by_key(|ubatch| fixed_bytes(problem, gpu, ubatch))?;
     let room_bytes = query.budget.vram_bytes.saturating_sub(fixed_bytes(problem, gpu, smallest));
     let bytes: Vec<u64> = (0..problem.items.len()).map(|item| item_bytes(problem, smallest, item)).collect();
-    let floor = |case| any_floor(problem, query.profile, case, &bytes, room_bytes);
+    // Decode rounds may use what prefill needs for its activations.
+    let spare_bytes = (smallest.arena_bytes + smallest.gpu_work_bytes).saturating_sub(smallest.few_bytes);
+    let decode_room_bytes = room_bytes + spare_bytes;
+    let floor = |case, room_bytes| any_floor(problem, query.profile, case, &bytes, room_bytes);
+    let decode_floor = floor(workload.decode.0, decode_room_bytes);
     let claim = |first: f64, last: f64, tokens: [u32; 2], reach, floor, paper| Claim {
         base_us: first,
         base_tokens: tokens[0],
@@ -155,16 +159,16 @@ pub fn compare(query: &Query<'_>, decision: &Decision) -> Option<Comparison> {
     let ([first, ..], [.., last]) = (&rows, &rows);
     let tokens = [first.ubatch_tokens, last.ubatch_tokens];
     Some(Comparison {
-        decode: claim(first.decode_us, last.decode_us, [1, 1], decode_reach, floor(workload.decode.0), PAPER_DECODE),
+        decode: claim(first.decode_us, last.decode_us, [1, 1], decode_reach, decode_floor, PAPER_DECODE),
         prefill: claim(
             first.prefill_us,
             last.prefill_us,
             tokens,
             prefill_reach,
-            floor(workload.prefill.0),
+            floor(workload.prefill.0, room_bytes),
             PAPER_PREFILL,
         ),
-        workload_us: [workload_us(problem, first), workload_us(problem, last)],
+        workload_us: [workload_us(problem, first), workload_us(problem, last) + decision.best.choice.held.load_us],
         generate_tokens: problem.demand.generate_tokens,
         base,
         rows,

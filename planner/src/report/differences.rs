@@ -128,6 +128,11 @@ fn schedules(a: &Plan, b: &Plan, list: &mut Vec<String>) {
         count => format!("{count} with {} in all", bytes_text(plan.slots.end_bytes())),
     };
     words("slots", slots(a), slots(b), list);
+    let held = |plan: &Plan| match plan.placement.held.items.len() {
+        0 => "none".to_owned(),
+        count => format!("{count} items, {}", bytes_text(plan.placement.held.total_bytes())),
+    };
+    words("held between prompts", held(a), held(b), list);
     for &phase in &a.regimes.phases {
         let of = |plan: &Plan| plan.schedules.iter().filter(|s| s.phase == phase).count();
         let unloaded = |plan: &Plan| idle_schedule(plan, phase).map(schedule_text);

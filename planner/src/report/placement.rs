@@ -77,6 +77,9 @@ fn cell(svg: &mut Svg, view: &View<'_>, (index, item): (usize, &Item), rect: Rec
             tooltip.push_str(&format!(", streamed in {phase}"));
         }
     }
+    if view.plan.placement.held.items.iter().any(|held| held.item.index() == index) {
+        tooltip.push_str(", kept on the GPU between prompts");
+    }
     svg.rect(rect, color, &tooltip);
     let (x, y) = (rect.x + rect.width / 2.0, rect.y + rect.height / 2.0);
     let radius = (rect.width / 2.0 - 1.0).min(6.0);

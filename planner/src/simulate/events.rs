@@ -6,7 +6,7 @@
 
 use super::timeline::{Lane, Span, Timeline};
 use plan_format::costs::{CaseCosts, CostModel, Load};
-use plan_format::schedule::{Home, Placement, Schedule, Slots};
+use plan_format::schedule::{Placement, Schedule, Slots};
 use std::cmp::Ordering;
 use std::collections::{BinaryHeap, VecDeque};
 
@@ -142,7 +142,7 @@ const LANES: [Lane; 3] = [Lane::Cpu, Lane::Gpu, Lane::Link];
 impl<'a> Machine<'a> {
     fn new(run: &'a Run<'a>, team: usize) -> Machine<'a> {
         let items = run.model.item_count();
-        let mut on_gpu: Vec<bool> = run.placement.homes.iter().map(|&home| home == Home::Resident).collect();
+        let mut on_gpu = run.placement.on_gpu(run.schedule.phase);
         let mut promotion_of = vec![None; items];
         for (index, promotion) in run.schedule.promotions.iter().enumerate() {
             on_gpu[promotion.item.index()] = true;

@@ -10,6 +10,6 @@ mod task;
 mod verify;
 
 pub use pipelined::{Effort, paper as paper_promotions, solve};
-pub use slots::{SlotShape, is_streamable};
+pub use slots::{SlotShape, Temporary, is_streamable};
 pub use task::{Answer, Method, Task, horizon};
 pub use verify::{GpuMemory, ScheduleFault, verify_schedule};

@@ -32,15 +32,24 @@ impl SlotShape {
         SlotShape { count, size_bytes: item_bytes.next_multiple_of(SLOT_ALIGN_BYTES) }
     }
 
+    /// GPU memory of all slots.
+    pub fn end_bytes(&self) -> u64 {
+        u64::from(self.count) * self.size_bytes
+    }
+
     /// GPU memory of all slots and of the staging behind them.
     pub fn total_bytes(&self) -> u64 {
-        u64::from(self.count) * self.size_bytes + self.size_bytes.min(STAGING_BYTES)
+        self.end_bytes() + self.size_bytes.min(STAGING_BYTES)
     }
 
     /// The slots as the artifact has them.
     pub fn slots(&self) -> Slots {
-        let slot = |i| Slot { offset_bytes: u64::from(i) * self.size_bytes, size_bytes: self.size_bytes };
-        Slots { slots: (0..self.count).map(slot).collect() }
+        Slots { slots: self.placed(0).collect() }
+    }
+
+    fn placed(self, first_bytes: u64) -> impl Iterator<Item = Slot> {
+        let Self { count, size_bytes } = self;
+        (0..count).map(move |i| Slot { offset_bytes: first_bytes + u64::from(i) * size_bytes, size_bytes })
     }
 
     /// What frees each promotion's slot, for promoted items in order.
@@ -74,6 +83,56 @@ impl SlotShape {
         };
         let promotions = promoted.iter().enumerate().map(promotion).collect();
         Schedule { phase, cpu_threads, promotions, predicted_us }
+    }
+}
+
+/// The slots of prefill rounds, and those of rounds of few tokens, which lie at the end of the same memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Temporary {
+    /// Of prefill rounds.
+    pub prefill: SlotShape,
+    /// Of decode and verification; not larger.
+    pub few: SlotShape,
+}
+
+impl Temporary {
+    /// All rounds have these.
+    pub fn same(slots: SlotShape) -> Temporary {
+        Temporary { prefill: slots, few: slots }
+    }
+
+    /// The slots of a phase.
+    pub fn of(&self, phase: Phase) -> SlotShape {
+        if phase.is_prefill() { self.prefill } else { self.few }
+    }
+
+    /// Where the slots of rounds of few tokens begin.
+    pub fn few_at_bytes(&self) -> u64 {
+        self.prefill.end_bytes().saturating_sub(self.few.end_bytes())
+    }
+
+    /// All slots as the artifact has them.
+    pub fn slots(&self) -> Slots {
+        let mut all = self.prefill.slots();
+        if self.few != self.prefill {
+            all.slots.extend(self.few.placed(self.few_at_bytes()));
+        }
+        all
+    }
+
+    /// The schedule of the artifact, as [`SlotShape::schedule`] makes it of the phase's slots.
+    pub fn schedule(
+        &self,
+        (phase, cpu_threads): (Phase, u16),
+        promoted: &[u32],
+        router_of: impl Fn(u32) -> Option<ItemId>,
+        predicted_us: f64,
+    ) -> Schedule {
+        let mut schedule = self.of(phase).schedule(phase, cpu_threads, promoted, router_of, predicted_us);
+        if self.few != self.prefill && !phase.is_prefill() {
+            schedule.promotions.iter_mut().for_each(|promotion| promotion.slot.0 += self.prefill.count);
+        }
+        schedule
     }
 }
 

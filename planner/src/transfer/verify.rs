@@ -2,7 +2,7 @@
 //! has arrived, and everything fits the budget. A separate pass that trusts neither search nor evaluator.
 
 use crate::simulate::{AfterLast, Lane, Run, Span, Timeline, simulate};
-use plan_format::schedule::{Home, Slot};
+use plan_format::schedule::Slot;
 
 /// A broken rule.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
@@ -95,7 +95,8 @@ fn check_timeline(run: &Run<'_>, timeline: &Timeline) -> Result<(), ScheduleFaul
         run.slots.slots.get(promotion.slot.index()).copied()
     };
     let copies: Vec<(&Span, Slot)> = on(Lane::Link).filter_map(|span| Some((span, slot_of(span.item)?))).collect();
-    let promoted = |span: &&Span| run.placement.homes[span.item as usize] != Home::Resident;
+    let there = run.placement.on_gpu(run.schedule.phase);
+    let promoted = |span: &&Span| !there[span.item as usize];
     for reader in on(Lane::Gpu).filter(promoted) {
         let copy = copies.iter().find(|(copy, _)| (copy.item, copy.round) == (reader.item, reader.round));
         let arrived = copy.is_some_and(|(copy, _)| copy.end_us <= reader.start_us + SLACK_US);

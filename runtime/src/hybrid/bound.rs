@@ -3,7 +3,7 @@
 
 use super::crossings::{Crossing, ItemAccess, Side, ops};
 use super::fills::{Fill, FillKind};
-use super::memory::{GpuMemory, matrix_bytes};
+use super::memory::{GpuMemory, Room, matrix_bytes};
 use super::ops::{GpuWeight, Move, OpEnv, OpMaker, Sizes};
 use super::routed::{RoutedFill, RoutedStack};
 use super::script::{Command, Scene, Script};
@@ -17,7 +17,7 @@ use plan_format::WeightId;
 use plan_format::arena::Arena;
 use plan_format::operands::Columns;
 use plan_format::program::{OpKind, Program, View, WeightRole};
-use plan_format::schedule::{Home, Layout, Phase, Placement, Promotion, Schedule, Slots};
+use plan_format::schedule::{Layout, Phase, Placement, Promotion, Schedule, Slots};
 use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::Arc;
@@ -39,6 +39,8 @@ pub struct Binder<'a> {
     pub weights: &'a WeightStore,
     /// GPU memory.
     pub memory: &'a GpuMemory,
+    /// The arena of rounds of few tokens, if those hold items.
+    pub few_arena: Option<&'a Arena>,
     /// Where pieces of streamed weights arrive.
     pub staging: StagingArea,
     /// The host's arena as the GPU reaches it.
@@ -54,8 +56,31 @@ pub struct Binder<'a> {
 /// Operators of one command.
 pub type Operators = Arc<Vec<Arc<dyn GpuOp>>>;
 
+/// Rounds by what they work in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Rounds {
+    /// What there is for rounds of all sizes.
+    All,
+    /// What rounds of few tokens leave of it to held items.
+    Few,
+}
+
+/// An item that is held between prompts.
+pub struct HeldItem {
+    /// Number in the program.
+    pub item: usize,
+    /// What brings its weights.
+    pub steps: Vec<FillStep>,
+}
+
 /// A schedule ready to run.
 pub struct Bound {
+    /// What its rounds work in.
+    pub rounds: Rounds,
+    /// First operators of a round.
+    pub prologue: Operators,
+    /// By command: held items that it reads, by number.
+    pub reads: Vec<Range<usize>>,
     /// The script.
     pub script: Script,
     /// By command; empty for those that launch nothing.
@@ -74,8 +99,13 @@ type Lies = Vec<(DevicePtr, usize)>;
 /// Operators made so far. Streamed weights are known by where they lie.
 #[derive(Default)]
 pub struct Made {
-    runs: HashMap<(Range<usize>, Lies), Operators>,
-    moves: Vec<(Side, Vec<Crossing>, Operators)>,
+    runs: HashMap<(Rounds, Range<usize>, Lies), Operators>,
+    moves: Vec<(Rounds, Side, Vec<Crossing>, Operators)>,
+    prologues: HashMap<Rounds, Operators>,
+    /// Items that are held, in item order.
+    pub held: Vec<HeldItem>,
+    /// Their weights.
+    held_weights: Vec<(WeightId, GpuWeight)>,
     fills: HashMap<(usize, bool, Lies), usize>,
     /// Fills that schedules share.
     pub distinct: Vec<Fill>,
@@ -84,23 +114,52 @@ pub struct Made {
 impl<'a> Binder<'a> {
     /// Items that a schedule executes on the GPU.
     pub fn on_gpu(placement: &Placement, schedule: &Schedule) -> Vec<bool> {
-        let mut on_gpu: Vec<bool> = placement.homes.iter().map(|home| *home == Home::Resident).collect();
+        let mut on_gpu = placement.on_gpu(schedule.phase);
         for promotion in &schedule.promotions {
             on_gpu[promotion.item.index()] = true;
         }
         on_gpu
     }
 
+    /// What rounds of a phase work in.
+    fn rounds(&self, phase: Phase) -> Rounds {
+        if self.few_arena.is_some() && !phase.is_prefill() { Rounds::Few } else { Rounds::All }
+    }
+
+    fn room(&self, rounds: Rounds) -> &'a Room {
+        let few = self.memory.few.as_ref().filter(|_| rounds == Rounds::Few);
+        few.unwrap_or(&self.memory.all)
+    }
+
     /// What makers see.
-    pub fn env<'b>(&'b self, streamed: &'b [(WeightId, GpuWeight)]) -> OpEnv<'b> {
+    fn env<'b>(&'b self, rounds: Rounds, held: &'b Streamed, streamed: &'b Streamed) -> OpEnv<'b> {
+        let room = self.room(rounds);
         OpEnv {
             program: self.program,
-            sizes: self.sizes,
+            sizes: Sizes { limits: room.arena.limits, ..self.sizes },
             inputs: self.memory.map.inputs,
-            scratch: self.memory.scratch,
+            scratch: room.scratch,
             map: &self.memory.map,
+            room,
+            held: if rounds == Rounds::Few { held } else { &[] },
             streamed,
         }
+    }
+
+    /// The held items. Errors: a weight that is not packed, an item that does not fit its place.
+    pub fn hold(&self, made: &mut Made) -> Result<(), Error> {
+        for held in &self.placement.held.items {
+            let item = held.item.index();
+            let (weights, needed_bytes) = self.placed(item, self.memory.temporary.offset(held.offset_bytes), None)?;
+            if needed_bytes > held.size_bytes.next_multiple_of(256) {
+                let item = self.program.items[item].name.clone();
+                return Err(Error::SlotTooSmall { item, needed_bytes, slot_bytes: held.size_bytes });
+            }
+            let steps = self.fill(&weights, &mut self.staging.cycle())?;
+            made.held_weights.extend(&weights);
+            made.held.push(HeldItem { item, steps });
+        }
+        Ok(())
     }
 
     /// Binds a schedule. Errors: an operator that cannot be made, a promotion that does not fit its slot.
@@ -122,13 +181,20 @@ impl<'a> Binder<'a> {
         let columns: Vec<Option<Columns>> = routed.iter().map(|view| view.map(Columns::from)).collect();
         let scene = Scene { program, access, arena, on_gpu: &on_gpu, promotions, slots, routed: &columns };
         let script = Script::new(scene);
+        let rounds = self.rounds(schedule.phase);
+        let prologue = if script.uses_gpu() { self.prologue(rounds, made)? } else { Operators::default() };
+        let reads = script.commands.iter().map(|command| match command {
+            Command::Run(items, None) if rounds == Rounds::Few => made.held_in(items),
+            _ => 0..0,
+        });
+        let reads = reads.collect();
         let operators = script.commands.iter().map(|command| {
             Ok(match command {
                 Command::Run(items, promotion) => {
                     let weights = promotion.map_or(&[][..], |index| &streamed[index]);
-                    self.run(items.clone(), weights, made)?
+                    self.run((rounds, items.clone()), weights, made)?
                 }
-                Command::Move(side, crossings) => self.mover(*side, crossings, made)?,
+                Command::Move(side, crossings) => self.mover((rounds, *side), crossings, made)?,
                 _ => Operators::default(),
             })
         });
@@ -141,36 +207,57 @@ impl<'a> Binder<'a> {
         let fills = fills.collect::<Result<Vec<_>, Error>>()?;
         let slots = promotions.iter().map(|promotion| promotion.slot.index()).collect();
         let items = promotions.iter().map(|promotion| promotion.item.0).collect();
-        Ok(Bound { script, operators, fills, slots, items })
+        Ok(Bound { rounds, prologue, reads, script, operators, fills, slots, items })
     }
 
-    fn run(&self, items: Range<usize>, streamed: &Streamed, made: &mut Made) -> Result<Operators, Error> {
-        let key = (items.clone(), lies(streamed));
+    /// First operators of rounds.
+    fn prologue(&self, rounds: Rounds, made: &mut Made) -> Result<Operators, Error> {
+        if let Some(known) = made.prologues.get(&rounds) {
+            return Ok(Arc::clone(known));
+        }
+        let operators: Operators = Arc::new(self.maker.prologue(&self.env(rounds, &[], &[]))?);
+        made.prologues.insert(rounds, Arc::clone(&operators));
+        Ok(operators)
+    }
+
+    fn run(
+        &self,
+        (rounds, items): (Rounds, Range<usize>),
+        streamed: &Streamed,
+        made: &mut Made,
+    ) -> Result<Operators, Error> {
+        let key = (rounds, items.clone(), lies(streamed));
         if let Some(known) = made.runs.get(&key) {
             return Ok(Arc::clone(known));
         }
         let range = ops(self.program, items.start).start..ops(self.program, items.end - 1).end;
-        let operators: Operators = Arc::new(self.maker.run(range, &self.env(streamed))?);
+        let operators: Operators = Arc::new(self.maker.run(range, &self.env(rounds, &made.held_weights, streamed))?);
         made.runs.insert(key, Arc::clone(&operators));
         Ok(operators)
     }
 
-    fn mover(&self, side: Side, crossings: &[Crossing], made: &mut Made) -> Result<Operators, Error> {
-        let known = made.moves.iter().find(|(to, list, _)| *to == side && list == crossings);
-        if let Some((_, _, known)) = known {
+    fn mover(
+        &self,
+        (rounds, side): (Rounds, Side),
+        crossings: &[Crossing],
+        made: &mut Made,
+    ) -> Result<Operators, Error> {
+        let known = made.moves.iter().find(|(of, to, list, _)| (*of, *to) == (rounds, side) && list == crossings);
+        if let Some((.., known)) = known {
             return Ok(Arc::clone(known));
         }
-        let moves: Vec<Move> = crossings.iter().map(|crossing| self.movement(side, crossing)).collect();
+        let moves: Vec<Move> = crossings.iter().map(|crossing| self.movement(rounds, side, crossing)).collect();
         let operators: Operators = Arc::new(vec![self.maker.mover(&moves)?]);
-        made.moves.push((side, crossings.to_vec(), Arc::clone(&operators)));
+        made.moves.push((rounds, side, crossings.to_vec(), Arc::clone(&operators)));
         Ok(operators)
     }
 
-    fn movement(&self, side: Side, crossing: &Crossing) -> Move {
+    fn movement(&self, rounds: Rounds, side: Side, crossing: &Crossing) -> Move {
         let columns = crossing.columns;
         let value = &self.program.values[columns.value.index()];
-        let offset = self.arena.offsets_bytes[columns.value.index()] + u64::from(columns.first_col) * 4;
-        let (host, gpu) = (self.host_arena.device.offset(offset), self.memory.map.arena.offset(offset));
+        let first_bytes = u64::from(columns.first_col) * 4;
+        let host = self.host_arena.device.offset(self.arena.offsets_bytes[columns.value.index()] + first_bytes);
+        let gpu = self.room(rounds).value(columns.value).offset(first_bytes);
         let (from, to) = match side {
             Side::Gpu => (host, gpu),
             Side::Host => (gpu, host),
@@ -189,13 +276,14 @@ impl<'a> Binder<'a> {
     fn streamed(&self, promotion: &Promotion, tokens: usize) -> Result<Vec<(WeightId, GpuWeight)>, Error> {
         let (item, slot) = (promotion.item.index(), self.slots.slots[promotion.slot.index()]);
         let slot_bytes = slot.size_bytes.next_multiple_of(256);
-        let (whole, whole_bytes) = self.placed(item, slot.offset_bytes, None)?;
+        let start = self.memory.slots.start.offset(slot.offset_bytes);
+        let (whole, whole_bytes) = self.placed(item, start, None)?;
         let chosen = chosen(self.program, item) * tokens;
         let experts = whole.iter().map(|(_, place)| place.shape.stack).max().unwrap_or(0);
         if whole_bytes <= slot_bytes && !is_few(chosen, experts) {
             return Ok(whole);
         }
-        let (routed, routed_bytes) = self.placed(item, slot.offset_bytes, Some(chosen))?;
+        let (routed, routed_bytes) = self.placed(item, start, Some(chosen))?;
         if chosen > 0 && routed_bytes <= slot_bytes && self.table(item).is_some() {
             return Ok(routed);
         }
@@ -203,12 +291,12 @@ impl<'a> Binder<'a> {
         Err(Error::SlotTooSmall { item, needed_bytes: whole_bytes.min(routed_bytes), slot_bytes: slot.size_bytes })
     }
 
-    /// The weights of an item one after the other in a slot, and where they end. With `experts`, stacks have room for
-    /// so many.
+    /// The weights of an item one after the other from `start` on, and where they end. With `experts`, stacks have
+    /// room for so many.
     fn placed(
         &self,
         item: usize,
-        offset_bytes: u64,
+        start: DevicePtr,
         experts: Option<usize>,
     ) -> Result<(Vec<(WeightId, GpuWeight)>, u64), Error> {
         let (mut end, mut list) = (0, Vec::new());
@@ -220,7 +308,7 @@ impl<'a> Binder<'a> {
             let shape = self.weights.shape(weight);
             let layout = self.maker.slot_layout(&shape);
             let stride_bytes = matrix_bytes(&shape, layout)?;
-            let start = self.memory.slots.start.offset(offset_bytes + end);
+            let start = start.offset(end);
             let experts = experts.filter(|_| role == WeightRole::Experts);
             let room = experts.map_or(shape.stack, |experts| experts.min(shape.stack));
             let table = experts.and(self.table(item));
@@ -302,6 +390,14 @@ impl<'a> Binder<'a> {
     }
 }
 
+impl Made {
+    /// Numbers of the held items among these.
+    fn held_in(&self, items: &Range<usize>) -> Range<usize> {
+        let before = |item: usize| self.held.partition_point(|held| held.item < item);
+        before(items.start)..before(items.end)
+    }
+}
+
 /// Where streamed weights lie.
 fn lies(streamed: &Streamed) -> Lies {
     streamed.iter().map(|(_, place)| (place.start, place.room)).collect()
@@ -331,9 +427,5 @@ pub fn is_few(chosen: usize, experts: usize) -> bool {
 
 /// Most tokens of a round of a phase.
 pub fn phase_tokens(phase: Phase) -> usize {
-    match phase {
-        Phase::Decode => 1,
-        Phase::Verify { tokens } => tokens as usize,
-        Phase::Prefill { ubatch_tokens } => ubatch_tokens as usize,
-    }
+    phase.tokens() as usize
 }

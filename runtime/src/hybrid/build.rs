@@ -7,6 +7,7 @@ use super::choose::context_of;
 use super::crossings::{ItemAccess, ops};
 use super::driver::{Driver, HandOver, Parts, Turn};
 use super::fills::Fills;
+use super::held::Held;
 use super::inputs::{InputLayout, Inputs, mapped_memory};
 use super::marks::Timing;
 use super::memory::{GpuMap, GpuMemory, Tenants, matrix_bytes};
@@ -25,7 +26,7 @@ use crate::exec::trace::Trace;
 use crate::exec::{Round, WeightStore};
 use device::DeviceError;
 use device::clock::Clock;
-use device::gpu::{Gpu, GpuOp};
+use device::gpu::Gpu;
 use device::team::Pressure;
 use device::timeline::Timeline;
 use kernels::quant::packed_bytes;
@@ -121,11 +122,13 @@ impl Hybrid {
     ) -> Result<(Hybrid, HostSide), Error> {
         let GpuSide { gpu, maker, hand_over, pinned_schedule } = side;
         check(plan, pinned_schedule)?;
-        let Plan { program, arena, placement, slots, .. } = plan;
+        let Plan { program, arena, slots, .. } = plan;
+        let (few_arena, held) = (plan.few_arena.as_ref(), &plan.placement.held);
         let (resident, on_gpu) = sides(plan);
         let state_limits = limits.of_states(arena.limits.ubatch_tokens as usize);
         let (layouts, resident, on_gpu) = (&plan.layouts, &resident[..], &on_gpu[..]);
-        let tenants = Tenants { program, arena, weights, layouts, resident, on_gpu, slots, state_limits };
+        let tenants =
+            Tenants { program, arena, few_arena, held, weights, layouts, resident, on_gpu, slots, state_limits };
         let here = tenants.resident_states();
         let input_layout = InputLayout::new(arena.limits, limits.sequences, here.iter().flatten());
         let sizes = sizes(plan, limits);
@@ -135,7 +138,7 @@ impl Hybrid {
         let memory = tenants.move_in(&*gpu, &*maker, &input_layout, &trig_bytes, &sizes)?;
         notes.extend(fewer_slots(&memory, slots));
         let plan = &*with_slots(plan, memory.slot_count);
-        let slots = &plan.slots;
+        let Plan { slots, placement, .. } = plan;
         let host_arena = gpu.take_mapped(arena.size_bytes.max(1), "the host's activations")?;
         let inputs = Inputs::new(&gpu, input_layout)?;
         let routed = (0..program.items.len()).map(|item| chosen_experts(plan, weights, &*maker, item));
@@ -151,14 +154,14 @@ impl Hybrid {
             sizes,
             weights,
             memory: &memory,
+            few_arena: plan.few_arena.as_ref(),
             staging,
             host_copies,
             host_arena,
             tables,
             maker: &*maker,
         };
-        let prologue = if tenants.uses_gpu() { maker.prologue(&binder.env(&[]))? } else { Vec::new() };
-        let mut driver = drive(plan, &binder, &gpu, (inputs, prologue, hand_over))?;
+        let mut driver = drive(plan, &binder, &gpu, (inputs, hand_over))?;
         let part_steps = |schedule| steps_of_parts(plan, (prepared, solo), &driver, schedule);
         let parts = (0..plan.schedules.len()).map(part_steps).collect();
         let mut take = |state: plan_format::StateId, bytes| here[state.index()].is_none().then(|| Shared::new(bytes));
@@ -276,8 +279,9 @@ fn fewer_slots(memory: &GpuMemory, planned: &Slots) -> Option<String> {
 
 /// Where pieces of streamed weights arrive.
 fn staging_area(plan: &Plan, weights: &WeightStore, memory: &GpuMemory) -> Result<StagingArea, Error> {
-    let promoted = plan.schedules.iter().flat_map(|schedule| &schedule.promotions);
-    let streamed = promoted.flat_map(|promotion| &plan.program.items[promotion.item.index()].weights);
+    let promoted = plan.schedules.iter().flat_map(|schedule| &schedule.promotions).map(|promotion| promotion.item);
+    let arriving = promoted.chain(plan.placement.held.items.iter().map(|held| held.item));
+    let streamed = arriving.flat_map(|item| &plan.program.items[item.index()].weights);
     let large = streamed.filter(|weight| plan.program.weights[weight.index()].role != WeightRole::Small);
     let mut panel_bytes = 0;
     for &weight in large {
@@ -302,6 +306,7 @@ fn pin(gpu: &dyn Gpu, weights: &WeightStore) -> Result<Option<String>, Error> {
 fn sides(plan: &Plan) -> (Vec<bool>, Vec<bool>) {
     let resident: Vec<bool> = plan.placement.homes.iter().map(|home| *home == Home::Resident).collect();
     let mut on_gpu = resident.clone();
+    plan.placement.held.items.iter().for_each(|held| on_gpu[held.item.index()] = true);
     for promotion in plan.schedules.iter().flat_map(|schedule| &schedule.promotions) {
         on_gpu[promotion.item.index()] = true;
     }
@@ -322,21 +327,23 @@ fn drive(
     plan: &Plan,
     binder: &Binder,
     gpu: &Arc<dyn Gpu>,
-    (inputs, rest, hand_over): (Inputs, Vec<Arc<dyn GpuOp>>, HandOver),
+    (inputs, hand_over): (Inputs, HandOver),
 ) -> Result<Driver, Error> {
     let (access, mut made) = (ItemAccess::new(&plan.program), Made::default());
+    binder.hold(&mut made)?;
     let bound = plan.schedules.iter().map(|schedule| binder.bind(&access, schedule, &mut made));
     let bound = bound.collect::<Result<Vec<_>, Error>>()?;
     let (from, bytes) = inputs.device();
-    let mut prologue = vec![binder.maker.copier(from, binder.memory.inputs.start, bytes)?];
-    prologue.extend(rest);
-    let mut timeline = Timeline::new(Arc::clone(gpu), plan.slots.slots.len(), SILENCE_MAX)?;
+    let copier = binder.maker.copier(from, binder.memory.inputs.start, bytes)?;
+    let slots = plan.slots.slots.len();
+    let mut timeline = Timeline::new(Arc::clone(gpu), slots + made.held.len(), SILENCE_MAX)?;
+    let held = Held::new(made.held, slots);
     if binder.host_copies == HostCopies::Bounced {
         timeline.allow_pageable()?;
     }
     let (host_arena, values) = (binder.host_arena.device, mapped_memory(gpu, binder.host_arena));
     let fills = Fills::new(made.distinct);
-    let parts = Parts { timeline, bound, fills, prologue, inputs, host_arena, values, hand_over };
+    let parts = Parts { timeline, bound, fills, copier, held, inputs, host_arena, values, hand_over };
     Ok(Driver::new(parts, &plan.program, &plan.arena.offsets_bytes))
 }
 
@@ -359,15 +366,23 @@ fn steps_of_parts(
     driver.parts(schedule).iter().enumerate().map(part).collect()
 }
 
+/// Whether slots of a schedule share bytes: only those of another one, whose rounds come before or after, may.
+fn have_overlaps(schedule: &Schedule, slots: &Slots) -> bool {
+    let mut own: Vec<usize> = schedule.promotions.iter().map(|promotion| promotion.slot.index()).collect();
+    own.sort_unstable();
+    own.dedup();
+    let mut own: Vec<_> = own.into_iter().map(|slot| slots.slots[slot]).collect();
+    own.sort_by_key(|slot| slot.offset_bytes);
+    own.windows(2).any(|pair| pair[0].offset_bytes + pair[0].size_bytes > pair[1].offset_bytes)
+}
+
 /// What the plan's verifier does not know of this executor.
 fn check(plan: &Plan, pinned: Option<usize>) -> Result<(), Error> {
     if let Some(number) = pinned.filter(|&number| number >= plan.schedules.len()) {
         return Err(Error::NoSchedule { number, schedules: plan.schedules.len() });
     }
-    let mut slots: Vec<_> = plan.slots.slots.iter().collect();
-    slots.sort_by_key(|slot| slot.offset_bytes);
-    if slots.windows(2).any(|pair| pair[0].offset_bytes + pair[0].size_bytes > pair[1].offset_bytes) {
-        return Err(Error::Program { what: "slots that lie over each other" });
+    if plan.schedules.iter().any(|schedule| have_overlaps(schedule, &plan.slots)) {
+        return Err(Error::Program { what: "slots of one schedule that lie over each other" });
     }
     let promoted = plan.schedules.iter().flat_map(|schedule| &schedule.promotions);
     let kept =

@@ -6,9 +6,10 @@
 //! what the commands are (`script.rs`). Next: `bound.rs`.
 
 use super::adapt::{Resource, Sample};
-use super::bound::Bound;
+use super::bound::{Bound, Rounds};
 use super::crossings::Side;
 use super::fills::Fills;
+use super::held::Held;
 use super::inputs::Inputs;
 use super::marks::{Marks, Timing};
 use super::ops::RoundArgs;
@@ -56,7 +57,9 @@ pub struct Driver {
     timeline: Timeline,
     bound: Vec<Bound>,
     fills: Fills,
-    prologue: Vec<Arc<dyn GpuOp>>,
+    /// Copies the round's inputs.
+    copier: Arc<dyn GpuOp>,
+    held: Held,
     inputs: Inputs,
     values: Vec<HostValue>,
     host_arena: Shared,
@@ -98,8 +101,9 @@ struct Probe {
 const PROBED_ONE_IN: u32 = 16;
 
 impl Probe {
-    /// The one with the fewest bytes.
-    fn smallest(bound: &[Bound], fills: &Fills, program: &Program) -> Option<Probe> {
+    /// The one with the fewest bytes. It must not disturb what is held.
+    fn smallest((bound, held): (&[Bound], &Held), fills: &Fills, program: &Program) -> Option<Probe> {
+        let is_apart = |(_, bound): &(usize, &Bound)| held.is_empty() || bound.rounds == Rounds::Few;
         let of_schedule = |(schedule, bound): (usize, &Bound)| {
             let whole = |(promotion, fill): (usize, &usize)| {
                 let item = &program.items[bound.items[promotion] as usize];
@@ -107,7 +111,8 @@ impl Probe {
             };
             bound.fills.iter().enumerate().filter_map(whole).min_by_key(|(bytes, _)| *bytes)
         };
-        bound.iter().enumerate().filter_map(of_schedule).min_by_key(|(bytes, _)| *bytes).map(|(_, probe)| probe)
+        let apart = bound.iter().enumerate().filter(is_apart);
+        apart.filter_map(of_schedule).min_by_key(|(bytes, _)| *bytes).map(|(_, probe)| probe)
     }
 }
 
@@ -128,8 +133,10 @@ pub struct Parts {
     pub bound: Vec<Bound>,
     /// Fills that they share.
     pub fills: Fills,
-    /// First operators of a round.
-    pub prologue: Vec<Arc<dyn GpuOp>>,
+    /// Copies the round's inputs, before anything else.
+    pub copier: Arc<dyn GpuOp>,
+    /// Held items.
+    pub held: Held,
     /// The round's inputs.
     pub inputs: Inputs,
     /// The host's arena as the GPU sees it.
@@ -143,7 +150,7 @@ pub struct Parts {
 impl Driver {
     /// A driver between rounds.
     pub fn new(parts: Parts, program: &Program, offsets_bytes: &[u64]) -> Self {
-        let Parts { timeline, bound, fills, prologue, inputs, host_arena, values: memory, hand_over } = parts;
+        let Parts { timeline, bound, fills, copier, held, inputs, host_arena, values: memory, hand_over } = parts;
         let value = |(value, &offset): (&plan_format::program::Value, &u64)| HostValue {
             start: host_arena.offset(offset),
             rows: value.rows,
@@ -153,7 +160,7 @@ impl Driver {
         let most = |of: fn(&Command) -> bool| {
             bound.iter().map(|bound| bound.script.commands.iter().filter(|command| of(command)).count()).max()
         };
-        let probe = Probe::smallest(&bound, &fills, program);
+        let probe = Probe::smallest((&bound, &held), &fills, program);
         let waits = most(|command| matches!(command, Command::WaitCpu(_))).unwrap_or(0);
         let signals = most(|command| matches!(command, Command::Signal(_))).unwrap_or(0);
         Self {
@@ -161,7 +168,8 @@ impl Driver {
             timeline,
             bound,
             fills,
-            prologue,
+            copier,
+            held,
             inputs,
             values,
             host_arena: memory,
@@ -219,12 +227,14 @@ impl Driver {
         self.marks.begin(&*self.gpu, self.timeline.compute_stream(), turn.trace.now())?;
         if self.ahead != Some(turn.schedule) {
             self.forget_ahead()?;
+            self.held.enter(&mut self.timeline, self.bound[turn.schedule].rounds)?;
             for index in 0..self.bound[turn.schedule].script.ahead.len() {
                 self.fill(turn, self.bound[turn.schedule].script.ahead[index])?;
             }
         }
         self.ahead = None;
-        for op in &self.prologue {
+        let prologue = Arc::clone(&self.bound[turn.schedule].prologue);
+        for op in std::iter::once(&self.copier).chain(prologue.iter()) {
             let launch = Launch { op: Arc::clone(op), args: turn.args.into(), expected: Nanos(0) };
             self.timeline.launch(&launch)?;
         }
@@ -379,7 +389,8 @@ impl Driver {
             return Ok(());
         }
         let operators = self.bound[schedule].operators.iter().flat_map(|operators| operators.iter());
-        for op in operators.chain(&self.prologue).filter(|op| op.is_unsettled()) {
+        let first = std::iter::once(&self.copier).chain(self.bound[schedule].prologue.iter());
+        for op in operators.chain(first).filter(|op| op.is_unsettled()) {
             self.timeline.settle(&**op)?;
         }
         self.fills.record(&mut self.timeline, &self.bound[schedule].fills)
@@ -388,6 +399,7 @@ impl Driver {
     /// Ends a round that failed. Errors: the GPU is lost.
     pub fn abandon(&mut self) -> Result<(), Error> {
         self.ahead = None;
+        self.held.forget();
         self.waits.clear();
         self.signals.clear();
         Ok(self.timeline.abandon()?)
@@ -425,6 +437,7 @@ impl Driver {
                     self.signals.push_back((number, ticket));
                 }
                 Command::Run(items, _) => {
+                    self.held.read(&mut self.timeline, &self.bound[turn.schedule].reads[self.queued])?;
                     let (expected, label) = (gpu_us(turn.case, items.clone()), Label::Items(items.start as u32));
                     self.launch(turn, expected, label)?;
                 }

@@ -1,7 +1,9 @@
 //! GPU memory: what a plan needs, checked against the ceiling before anything is taken, then taken and filled.
 //!
-//! Regions: resident weights with the small ones, states, activations with the round's inputs and angles, slots with
-//! staging, the maker's own. Everything stays where it is for good. Not here: what moves in a round (`driver.rs`).
+//! Regions: resident weights with the small ones, states, the round's inputs and angles, and a temporary one: the
+//! maker's own with the activations, then slots with staging. Rounds of few tokens need little of the last; what they
+//! hold lies there between prompts. Everything stays where it is for good. Not here: what moves in a round
+//! (`driver.rs`).
 //! Next: `states.rs`.
 
 use super::inputs::InputLayout;
@@ -16,8 +18,8 @@ use kernels::cuda::{GpuLayout, tile_rows};
 use kernels::quant::{pack_panels, packed_bytes, panels};
 use plan_format::arena::Arena;
 use plan_format::program::{Program, WeightRole};
-use plan_format::schedule::{Layout, Slots};
-use plan_format::{StateId, WeightId};
+use plan_format::schedule::{Held, Layout, Slots};
+use plan_format::{StateId, ValueId, WeightId};
 use rayon::prelude::*;
 use std::borrow::Cow;
 use std::ops::Range;
@@ -25,10 +27,6 @@ use std::ops::Range;
 /// Addresses by index into the program's tables.
 #[derive(Debug)]
 pub struct GpuMap {
-    /// First byte of the activation arena.
-    pub arena: DevicePtr,
-    /// Where each value lies in it.
-    pub value_offsets_bytes: Vec<u64>,
     /// Resident large weights.
     pub weights: Vec<Option<GpuWeight>>,
     /// Small weights that any operator on the GPU may read.
@@ -39,6 +37,40 @@ pub struct GpuMap {
     pub trig: Vec<DevicePtr>,
     /// The round's inputs.
     pub inputs: GpuInputs,
+}
+
+/// What rounds up to a size work in.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Room {
+    /// First byte of the activations.
+    start: DevicePtr,
+    /// Where each value lies.
+    pub arena: Arena,
+    /// The maker's memory.
+    pub scratch: DeviceRegion,
+}
+
+impl Room {
+    /// The maker's memory and behind it the activations, from `start` on.
+    fn new(start: DevicePtr, arena: &Arena, scratch_bytes: u64) -> Room {
+        let scratch = DeviceRegion { start, bytes: scratch_bytes };
+        Room { start: start.offset(scratch_bytes.next_multiple_of(ALIGNMENT_BYTES)), arena: arena.clone(), scratch }
+    }
+
+    /// First byte of the activations.
+    pub fn start(&self) -> DevicePtr {
+        self.start
+    }
+
+    /// Where a value lies.
+    pub fn value(&self, value: ValueId) -> DevicePtr {
+        self.start.offset(self.arena.offsets_bytes[value.index()])
+    }
+
+    /// Bytes of both.
+    fn bytes(arena: &Arena, scratch_bytes: u64) -> u64 {
+        (scratch_bytes.next_multiple_of(ALIGNMENT_BYTES) + arena.size_bytes).next_multiple_of(ALIGNMENT_BYTES)
+    }
 }
 
 /// Alignment of everything that is placed.
@@ -55,6 +87,10 @@ pub struct Tenants<'a> {
     pub program: &'a Program,
     /// Its arena.
     pub arena: &'a Arena,
+    /// The arena of rounds of few tokens, if those hold items.
+    pub few_arena: Option<&'a Arena>,
+    /// What they hold.
+    pub held: &'a Held,
     /// The weights as the host has them, and the file.
     pub weights: &'a WeightStore,
     /// Orders of bytes as planned, by weight.
@@ -73,10 +109,14 @@ pub struct Tenants<'a> {
 pub struct GpuMemory {
     /// Who lies where.
     pub map: GpuMap,
+    /// What rounds of all sizes work in.
+    pub all: Room,
+    /// What rounds of few tokens do instead, if they hold items.
+    pub few: Option<Room>,
+    /// First byte of both rooms: held items lie at offsets from it.
+    pub temporary: DevicePtr,
     /// Slots and staging.
     pub slots: DeviceRegion,
-    /// The maker's.
-    pub scratch: DeviceRegion,
     /// The round's inputs.
     pub inputs: DeviceRegion,
     /// Slots that there was room for.
@@ -101,13 +141,20 @@ impl Places {
 struct Layouts {
     weights: Places,
     states: Places,
-    arena: Places,
+    rounds: Places,
     large: Vec<Option<(u64, Layout, u64)>>,
     small: Vec<Option<u64>>,
     kept: Vec<Option<StatePlaces>>,
-    values: u64,
     inputs: u64,
     trig: Vec<u64>,
+}
+
+/// What rounds work in, in bytes.
+#[derive(Clone, Copy, Default)]
+struct Work {
+    scratch_bytes: u64,
+    few_scratch_bytes: u64,
+    slots_at_bytes: u64,
 }
 
 struct StatePlaces {
@@ -132,7 +179,7 @@ impl Tenants<'_> {
     }
 
     fn layouts(&self, maker: &dyn OpMaker, inputs: &InputLayout, ropes: &[u64]) -> Result<Layouts, Error> {
-        let (mut weights, mut states, mut arena) = (Places::default(), Places::default(), Places::default());
+        let (mut weights, mut states, mut rounds) = (Places::default(), Places::default(), Places::default());
         let (resident, mut touched) = (self.weights_of(self.resident), self.weights_of(self.on_gpu));
         // No operator reads them, but makers compute angles with them.
         let ropes_here = self.program.ropes.iter().filter(|_| self.uses_gpu());
@@ -157,10 +204,29 @@ impl Tenants<'_> {
         let kept = kept.collect();
         // A plan for the CPU alone takes nothing on the GPU of a simulated machine.
         let on_gpu = |bytes: u64| if self.uses_gpu() { bytes } else { 0 };
-        let values = arena.add(on_gpu(self.arena.size_bytes));
-        let inputs = arena.add(on_gpu(inputs.size_bytes));
-        let trig = ropes.iter().map(|&bytes| arena.add(on_gpu(bytes))).collect();
-        Ok(Layouts { weights, states, arena, large, small, kept, values, inputs, trig })
+        let inputs = rounds.add(on_gpu(inputs.size_bytes));
+        let trig = ropes.iter().map(|&bytes| rounds.add(on_gpu(bytes))).collect();
+        Ok(Layouts { weights, states, rounds, large, small, kept, inputs, trig })
+    }
+
+    /// Bytes of the maker's memory for all rounds and for those of few tokens, and where slots begin behind what all
+    /// rounds work in. Errors: sizes that no kernel takes, held items on what rounds of few tokens work in.
+    fn work(&self, maker: &dyn OpMaker, sizes: &Sizes) -> Result<Work, Error> {
+        if !self.uses_gpu() {
+            return Ok(Work::default());
+        }
+        let scratch_bytes = maker.scratch_bytes(self.program, sizes)?;
+        let work_bytes = Room::bytes(self.arena, scratch_bytes);
+        let Some(few_arena) = self.few_arena else {
+            return Ok(Work { scratch_bytes, few_scratch_bytes: 0, slots_at_bytes: work_bytes });
+        };
+        let few_scratch_bytes = maker.scratch_bytes(self.program, &Sizes { limits: few_arena.limits, ..*sizes })?;
+        let few_bytes = Room::bytes(few_arena, few_scratch_bytes);
+        if self.held.items.iter().any(|held| held.offset_bytes < few_bytes) {
+            return Err(Error::Program { what: "held items lie where rounds of few tokens work" });
+        }
+        let slots_at_bytes = self.held.slots_at_bytes.max(work_bytes).next_multiple_of(ALIGNMENT_BYTES);
+        Ok(Work { scratch_bytes, few_scratch_bytes, slots_at_bytes })
     }
 
     /// Layout of each state that lives on the GPU.
@@ -186,35 +252,39 @@ impl Tenants<'_> {
         sizes: &Sizes,
     ) -> Result<GpuMemory, Error> {
         let layouts = self.layouts(maker, inputs, trig_bytes)?;
-        let scratch_bytes = if self.uses_gpu() { maker.scratch_bytes(self.program, sizes)? } else { 0 };
+        let work = self.work(maker, sizes)?;
         let wanted = [
             ("resident weights", layouts.weights.end_bytes),
             ("states of resident items", layouts.states.end_bytes),
-            ("activations", layouts.arena.end_bytes),
-            ("working memory of kernels", scratch_bytes),
+            ("inputs and angles", layouts.rounds.end_bytes),
+            ("activations and working memory of kernels", work.slots_at_bytes),
             ("temporary slots", self.slots.total_bytes()),
         ];
         check_budget(gpu, &wanted)?;
         let take = |(purpose, bytes): (&str, u64)| gpu.take_memory(bytes, purpose);
-        let [weights, states, arena, scratch, _] = wanted;
-        let (weights, states, arena, scratch) = (take(weights)?, take(states)?, take(arena)?, take(scratch)?);
-        let (slots, slot_count) = self.take_slots(gpu)?;
-        let map = layouts.map(self, [weights.start, states.start, arena.start], inputs);
+        let [weights, states, rounds, ..] = wanted;
+        let (weights, states, rounds) = (take(weights)?, take(states)?, take(rounds)?);
+        let (temporary, slot_count) = self.take_temporary(gpu, work.slots_at_bytes)?;
+        let map = layouts.map(self, [weights.start, states.start, rounds.start], inputs);
         self.upload(gpu, &map)?;
         zero_states(gpu, states)?;
         for state in map.states.iter().flatten() {
             mark_empty(gpu, state)?;
         }
-        let inputs = DeviceRegion { start: arena.start.offset(layouts.inputs), bytes: inputs.size_bytes };
-        Ok(GpuMemory { map, slots, scratch, inputs, slot_count })
+        let inputs = DeviceRegion { start: rounds.start.offset(layouts.inputs), bytes: inputs.size_bytes };
+        let (start, slots_at) = (temporary.start, work.slots_at_bytes);
+        let slots = DeviceRegion { start: start.offset(slots_at), bytes: temporary.bytes.saturating_sub(slots_at) };
+        let all = Room::new(start, self.arena, work.scratch_bytes);
+        let few = self.few_arena.map(|arena| Room::new(start, arena, work.few_scratch_bytes));
+        Ok(GpuMemory { map, all, few, temporary: start, slots, inputs, slot_count })
     }
 
-    /// As many slots as there is room for.
-    fn take_slots(&self, gpu: &dyn Gpu) -> Result<(DeviceRegion, usize), Error> {
+    /// What all rounds work in, and as many slots behind it as there is room for.
+    fn take_temporary(&self, gpu: &dyn Gpu, work_bytes: u64) -> Result<(DeviceRegion, usize), Error> {
         let mut count = self.slots.slots.len();
         loop {
-            let bytes = first_slots(self.slots, count).total_bytes();
-            match gpu.take_memory(bytes, "temporary slots") {
+            let bytes = work_bytes + first_slots(self.slots, count).total_bytes();
+            match gpu.take_memory(bytes, "activations and temporary slots") {
                 Err(DeviceError::GpuMemory { .. }) if count > 0 => count -= 1,
                 outcome => return Ok((outcome?, count)),
             }
@@ -326,7 +396,7 @@ impl StatePlaces {
 }
 
 impl Layouts {
-    fn map(&self, tenants: &Tenants, [weights, states, arena]: [DevicePtr; 3], inputs: &InputLayout) -> GpuMap {
+    fn map(&self, tenants: &Tenants, [weights, states, rounds]: [DevicePtr; 3], inputs: &InputLayout) -> GpuMap {
         let shape = |index: usize| tenants.weights.shape(WeightId(index as u32));
         let large = |(index, place): (usize, &Option<(u64, Layout, u64)>)| {
             let (offset, layout, stride_bytes) = (*place)?;
@@ -338,15 +408,13 @@ impl Layouts {
             let start = weights.offset((*place)?);
             Some(GpuSmall { start, len: shape(index).elements() as usize })
         };
-        let inputs_start = arena.offset(self.inputs);
+        let inputs_start = rounds.offset(self.inputs);
         let state = |place: &Option<StatePlaces>| Some(place.as_ref()?.at(states, inputs, inputs_start));
         GpuMap {
-            arena: arena.offset(self.values),
-            value_offsets_bytes: tenants.arena.offsets_bytes.clone(),
             weights: self.large.iter().enumerate().map(large).collect(),
             smalls: self.small.iter().enumerate().map(small).collect(),
             states: self.kept.iter().map(state).collect(),
-            trig: self.trig.iter().map(|&offset| arena.offset(offset)).collect(),
+            trig: self.trig.iter().map(|&offset| rounds.offset(offset)).collect(),
             inputs: inputs.at(inputs_start),
         }
     }

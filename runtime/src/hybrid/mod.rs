@@ -14,6 +14,7 @@ mod crossings;
 pub mod cuda;
 pub(crate) mod driver;
 pub(crate) mod fills;
+pub(crate) mod held;
 pub(crate) mod inputs;
 pub(crate) mod marks;
 pub(crate) mod memory;

@@ -10,7 +10,7 @@
 //! ([`OpEnv::is_read_outside`]) is in memory when the run ends. They never wait, allocate or synchronise. Next:
 //! `script.rs`.
 
-use super::memory::GpuMap;
+use super::memory::{GpuMap, Room};
 use crate::Error;
 use device::gpu::{DevicePtr, DeviceRegion, GpuOp, LaunchArgs};
 use kernels::quant::WeightType;
@@ -23,8 +23,9 @@ use std::sync::Arc;
 
 /// Makes operators for one kind of GPU. Called at load only.
 pub trait OpMaker: Send + Sync {
-    /// GPU memory that the maker wants for itself (quantised activations, partial results, constants); asked once,
-    /// before any memory is taken, and counted against the ceiling.
+    /// GPU memory that the maker wants for itself (quantised activations, partial results, constants); asked before any
+    /// memory is taken, for all rounds and where these have a room of their own for rounds of few tokens, and counted
+    /// against the ceiling. Constants come first, and lie at the same offsets for all sizes.
     /// Errors: sizes that no kernel takes.
     fn scratch_bytes(&self, program: &Program, sizes: &Sizes) -> Result<u64, Error>;
 
@@ -46,7 +47,7 @@ pub trait OpMaker: Send + Sync {
     fn unpack(&self, piece: &Arrival) -> Result<Arc<dyn GpuOp>, Error>;
 
     /// Operators at the start of each round that uses the GPU, after its inputs have arrived: angles of the rotary
-    /// tables. Constants in the scratch may be uploaded here, once.
+    /// tables. Constants in the scratch may be uploaded here.
     /// Errors: an upload that fails.
     fn prologue(&self, env: &OpEnv<'_>) -> Result<Vec<Arc<dyn GpuOp>>, Error>;
 
@@ -259,13 +260,17 @@ pub struct Arrival {
 pub struct OpEnv<'a> {
     /// The program.
     pub program: &'a Program,
-    /// What bounds its rounds.
+    /// What bounds the rounds that operators are made for.
     pub sizes: Sizes,
     /// The round's inputs.
     pub inputs: GpuInputs,
     /// The maker's memory, content undefined.
     pub scratch: DeviceRegion,
     pub(super) map: &'a GpuMap,
+    /// What these rounds work in.
+    pub(super) room: &'a Room,
+    /// Weights that these rounds hold.
+    pub(super) held: &'a [(WeightId, GpuWeight)],
     /// Weights of the run that lie in a slot.
     pub(super) streamed: &'a [(WeightId, GpuWeight)],
 }
@@ -274,15 +279,15 @@ impl OpEnv<'_> {
     /// Where a view of an activation lies.
     pub fn view(&self, view: View) -> GpuView {
         let value = &self.program.values[view.value.index()];
-        let start = self.map.arena.offset(self.map.value_offsets_bytes[view.value.index()]);
+        let start = self.room.value(view.value);
         let start = start.offset(u64::from(view.first_col) * 4);
         GpuView { start, stride: value.cols, cols: view.cols, rows: value.rows }
     }
 
     /// Where a large weight lies. Errors: it is not on the GPU.
     pub fn weight(&self, weight: WeightId) -> Result<GpuWeight, Error> {
-        let streamed = self.streamed.iter().find(|(id, _)| *id == weight).map(|(_, place)| *place);
-        let found = streamed.or_else(|| self.map.weights[weight.index()]);
+        let passing = self.streamed.iter().chain(self.held).find(|(id, _)| *id == weight).map(|(_, place)| *place);
+        let found = passing.or_else(|| self.map.weights[weight.index()]);
         found.ok_or(Error::Program { what: "a GPU operator reads a weight that is not on the GPU" })
     }
 

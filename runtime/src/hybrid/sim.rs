@@ -23,23 +23,25 @@ use kernels::cpu::Isa;
 use kernels::cpu::matmul::Layout as CpuLayout;
 use kernels::quant::packed_bytes;
 use plan_format::WeightId;
-use plan_format::arena::Arena;
+use plan_format::arena::{Arena, RoundLimits};
 use plan_format::program::{Program, Rows, View};
 use plan_format::schedule::Layout;
 use std::ops::Range;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// Makes operators for a simulated GPU.
 pub struct SimMaker {
     gpu: Arc<SimGpu>,
-    prepared: Arc<Prepared>,
     weights: WeightStore,
     limits: Limits,
+    /// Tokens of the largest round.
+    ubatch_tokens: usize,
     isa: Isa,
-    world: OnceLock<Arc<World>>,
+    /// By the rounds that they are for.
+    worlds: Mutex<Vec<(RoundLimits, Arc<World>)>>,
 }
 
-/// What all operators share.
+/// What all operators of rounds up to a size share.
 struct World {
     memory: Memory,
     states: States,
@@ -83,7 +85,7 @@ struct SimCopy {
 }
 
 impl SimMaker {
-    /// For a program whose weights are known. Errors: as preparing it for the CPU.
+    /// For a program whose weights are known, and its largest arena. Errors: as preparing it for the CPU.
     pub fn new(
         gpu: Arc<SimGpu>,
         (program, arena): (&Program, &Arena),
@@ -91,8 +93,10 @@ impl SimMaker {
         limits: Limits,
         isa: Isa,
     ) -> Result<Self, Error> {
-        let prepared = Arc::new(prepare(program, arena, weights, limits)?);
-        Ok(Self { gpu, prepared, weights: weights.clone(), limits, isa, world: OnceLock::new() })
+        // What the CPU refuses is refused before anything is made.
+        prepare(program, arena, weights, limits)?;
+        let ubatch_tokens = arena.limits.ubatch_tokens as usize;
+        Ok(Self { gpu, weights: weights.clone(), limits, ubatch_tokens, isa, worlds: Mutex::default() })
     }
 
     /// GPU memory as operators see it.
@@ -104,32 +108,36 @@ impl SimMaker {
     }
 
     fn world(&self, env: &OpEnv<'_>) -> Result<Arc<World>, Error> {
-        if let Some(world) = self.world.get() {
+        let mut worlds = self.worlds.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((_, world)) = worlds.iter().find(|(limits, _)| *limits == env.sizes.limits) {
             return Ok(Arc::clone(world));
         }
         let world = Arc::new(self.new_world(env)?);
-        Ok(Arc::clone(self.world.get_or_init(|| world)))
+        worlds.push((env.sizes.limits, Arc::clone(&world)));
+        Ok(world)
     }
 
     fn new_world(&self, env: &OpEnv<'_>) -> Result<World, Error> {
-        let sizes = &self.prepared.sizes;
-        let places = env.program.values.iter().zip(&env.map.value_offsets_bytes);
-        let end = places.map(|(value, offset)| offset + env.sizes.limits.value_bytes(value)).max();
-        let values = self.memory(env.map.arena, end.unwrap_or(0) as usize)?;
+        let arena = &env.room.arena;
+        let prepared = Arc::new(prepare(env.program, arena, &self.weights, self.limits)?);
+        let sizes = &prepared.sizes;
+        let places = env.program.values.iter().zip(&arena.offsets_bytes);
+        let end = places.map(|(value, offset)| offset + arena.limits.value_bytes(value)).max();
+        let values = self.memory(env.room.start(), end.unwrap_or(0) as usize)?;
         // Order of `Memory::new`: activations, angles, the rest.
         let trig_bytes = env.map.trig.iter().zip(&sizes.trig).map(|(&start, &bytes)| (start, bytes));
         let trig = trig_bytes.map(|(start, bytes)| self.memory(start, bytes)).collect::<Result<Vec<_>, _>>()?;
         let rest = [sizes.partials, sizes.groups, sizes.grouped].map(Shared::new);
         let mut regions = sizes.acts.map(Shared::new).into_iter().chain(trig).chain(rest);
         let mut take = |bytes| regions.next().unwrap_or_else(|| Shared::new(bytes));
-        let memory = Memory::new(values, sizes, &self.prepared.ropes, &mut take);
+        let memory = Memory::new(values, sizes, &prepared.ropes, &mut take);
         let tokens = env.sizes.limits.ubatch_tokens as usize;
         let team = TeamConfig { threads: 1, pinning: Pinning::Free, caller: CallerPinning::Leave, spin_us: 0 };
-        let scratch = WorkerScratch::new(&self.prepared.shapes, sizes.experts, tokens);
+        let scratch = WorkerScratch::new(&prepared.shapes, sizes.experts, tokens);
         Ok(World {
             memory,
             states: self.states(env)?,
-            prepared: Arc::clone(&self.prepared),
+            prepared,
             inputs: env.inputs,
             limits: self.limits,
             isa: self.isa,
@@ -139,7 +147,7 @@ impl SimMaker {
 
     /// The states that live on the GPU.
     fn states(&self, env: &OpEnv<'_>) -> Result<States, Error> {
-        let limits = self.limits.of_states(env.sizes.limits.ubatch_tokens as usize);
+        let limits = self.limits.of_states(self.ubatch_tokens);
         let mut failure = None;
         let mut seen = vec![0; env.program.states.len()];
         let mut take = |state: plan_format::StateId, bytes| {
@@ -254,12 +262,13 @@ impl OpMaker for SimMaker {
     }
 
     fn prologue(&self, env: &OpEnv<'_>) -> Result<Vec<Arc<dyn GpuOp>>, Error> {
-        let steps = self.prepared.steps[..env.program.ropes.len()].to_vec();
+        let steps = self.world(env)?.prepared.steps[..env.program.ropes.len()].to_vec();
         Ok(vec![Arc::new(self.make("angles".to_owned(), steps, &(0..0), env)?)])
     }
 
     fn run(&self, ops: Range<usize>, env: &OpEnv<'_>) -> Result<Vec<Arc<dyn GpuOp>>, Error> {
-        let own = self.prepared.steps[env.program.ropes.len()..].iter().filter(|step| ops.contains(&step.op.index()));
+        let world = self.world(env)?;
+        let own = world.prepared.steps[env.program.ropes.len()..].iter().filter(|step| ops.contains(&step.op.index()));
         let item = env.program.ops[ops.start].item;
         let name = env.program.items[item.index()].name.clone();
         Ok(vec![Arc::new(self.make(name, own.cloned().collect(), &ops, env)?)])

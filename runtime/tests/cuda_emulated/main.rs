@@ -108,6 +108,23 @@ fn streamed_experts_give_the_bits_of_resident_ones() {
     }
 }
 
+/// So do those that are held between prompts, in memory that prompts use, whatever rounds follow each other.
+#[test]
+fn held_weights_give_the_bits_of_resident_ones() {
+    let (name, ids) = ("qwen3moe", prompt("qwen3moe"));
+    let logits = |mixture| {
+        let mut executor = executor(name, mixture, emulated()).expect("a good plan");
+        let (mut first, mut all) = (0, Vec::new());
+        for tokens in [5, 1, 1, 3, 1, 4, 1] {
+            let piece = &ids[first..first + tokens];
+            all.extend(feed(&mut executor, piece, first, tokens).expect("a good round"));
+            first += tokens;
+        }
+        all
+    };
+    assert!(logits(Mixture::Holding { slots: 2 }) == logits(Mixture::Resident));
+}
+
 #[test]
 #[ignore = "minutes, mostly compiling; run it when operators or kernels change"]
 fn every_family_under_every_mixture() {
@@ -116,6 +133,7 @@ fn every_family_under_every_mixture() {
         Mixture::Alternating,
         Mixture::MixerResident,
         Mixture::AllPromoted { slots: 2 },
+        Mixture::Holding { slots: 2 },
         Mixture::Random { seed: 2 },
     ];
     check(all(&mixtures), emulated, &[64, 3, 1]);
@@ -131,6 +149,7 @@ fn every_family_on_the_gpu_of_this_machine() {
         Mixture::MixerResident,
         Mixture::AllPromoted { slots: 2 },
         Mixture::Promoted { slots: 1 },
+        Mixture::Holding { slots: 2 },
         Mixture::Random { seed: 2 },
     ];
     let device = Arc::new(cuda::open(0, None).expect("a GPU"));

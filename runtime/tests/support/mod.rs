@@ -12,9 +12,13 @@ use plan_format::artifact::{self, Options, Origin, Plan, Report};
 use plan_format::costs::{CaseCosts, CostModel, ItemCost, Team as CostTeam};
 use plan_format::fingerprint::{DeviceFingerprint, GpuFingerprint, of_model};
 use plan_format::program::{ItemKind, Program, WeightRole};
-use plan_format::schedule::{Home, HostMemory, Layout, Phase, Placement, Promotion, RegimeMap, Schedule, Slot, Slots};
+use plan_format::schedule::{
+    Held, HeldItem, Home, HostMemory, Layout, Phase, Placement, Promotion, RegimeMap, Schedule, Slot, Slots,
+};
 use plan_format::{ItemId, ScheduleId, SlotId};
 use runtime::exec::{Executor, HostPlace, KvType, Limits, Precision, Round, Span, WeightStore};
+use runtime::hybrid::cuda::scratch_bytes;
+use runtime::hybrid::ops::Sizes;
 use runtime::hybrid::sim::SimMaker;
 use runtime::hybrid::{GpuSide, HandOver};
 use std::sync::Arc;
@@ -43,6 +47,8 @@ pub enum Mixture {
     RoutedByCpu { slots: u32 },
     /// The same with all else on the GPU.
     RoutedByGpu { slots: u32 },
+    /// As all promoted, and held between prompts where decode rounds can.
+    Holding { slots: u32 },
     /// Any of three, by seed.
     Random { seed: u64 },
 }
@@ -79,7 +85,7 @@ fn places(program: &Program, mixture: Mixture) -> (Vec<Place>, u32) {
         random >> 33
     };
     let slots = match mixture {
-        Mixture::Promoted { slots } | Mixture::AllPromoted { slots } => slots,
+        Mixture::Promoted { slots } | Mixture::AllPromoted { slots } | Mixture::Holding { slots } => slots,
         Mixture::RoutedByCpu { slots } | Mixture::RoutedByGpu { slots } => slots,
         Mixture::Random { seed } => 1 + (seed % 3) as u32,
         _ => 0,
@@ -98,8 +104,8 @@ fn places(program: &Program, mixture: Mixture) -> (Vec<Place>, u32) {
             Mixture::MixerResident => resident(!is_ffn(item.kind)),
             Mixture::Promoted { .. } if streamable && index % 2 == 0 => Place::Promoted,
             Mixture::Promoted { .. } => Place::Host,
-            Mixture::AllPromoted { .. } if streamable => Place::Promoted,
-            Mixture::AllPromoted { .. } => Place::Resident,
+            Mixture::AllPromoted { .. } | Mixture::Holding { .. } if streamable => Place::Promoted,
+            Mixture::AllPromoted { .. } | Mixture::Holding { .. } => Place::Resident,
             Mixture::RoutedByCpu { .. } | Mixture::RoutedByGpu { .. } if is_routed(item.kind) => Place::Promoted,
             Mixture::RoutedByCpu { .. } => Place::Host,
             Mixture::RoutedByGpu { .. } => Place::Resident,
@@ -173,10 +179,11 @@ pub fn plan(name: &str, mixture: Mixture) -> Plan {
         schedules[1].promotions.clear();
     }
     let layouts = program.weights.iter().map(|weight| vec![Layout::Gguf; weight.parts.len()]).collect();
-    Plan {
+    let plan = Plan {
         origin: origin(&model, limits),
         costs: costs(&program, &phases),
-        placement: Placement { homes: places.iter().map(home).collect() },
+        few_arena: None,
+        placement: Placement::new(places.iter().map(home).collect()),
         layouts,
         slots: Slots { slots: (0..slot_count).map(slot).collect() },
         schedules,
@@ -193,7 +200,50 @@ pub fn plan(name: &str, mixture: Mixture) -> Plan {
         full_hash: None,
         program,
         arena,
+    };
+    if matches!(mixture, Mixture::Holding { .. }) { hold(plan) } else { plan }
+}
+
+/// Most tokens of a verification round of plans that hold items.
+const FEW_TOKENS: u32 = 4;
+
+/// Bytes that rounds work in.
+fn work_bytes(plan: &Plan, arena: &Arena) -> u64 {
+    let sizes = Sizes { limits: arena.limits, context_tokens: CONTEXT_TOKENS as u32, sequences: 1, kv_bytes: 2 };
+    let scratch = scratch_bytes(&plan.program, &sizes).expect("known types").next_multiple_of(256);
+    (scratch + arena.size_bytes).next_multiple_of(256)
+}
+
+/// A plan whose decode and verification rounds hold every other item that its prefill rounds stream, and stream the
+/// others through the last of the slots alone; what is held lies on activations and on all other slots.
+pub fn hold(mut plan: Plan) -> Plan {
+    let limits = RoundLimits { ubatch_tokens: FEW_TOKENS, output_tokens: FEW_TOKENS };
+    let few_arena = Arena::new(&plan.program, limits);
+    let (begin, work) = (work_bytes(&plan, &few_arena), work_bytes(&plan, &plan.arena));
+    let last = plan.slots.slots.len() - 1;
+    let (last_at, size_bytes) = (plan.slots.slots[last].offset_bytes, plan.slots.slots[last].size_bytes);
+    let promoted: Vec<_> = plan.schedules[0].promotions.iter().map(|promotion| promotion.item).collect();
+    let mut held = Held { items: Vec::new(), slots_at_bytes: work, load_us: 100.0 };
+    for &item in promoted.iter().step_by(2) {
+        let offset_bytes = begin + held.items.len() as u64 * size_bytes.next_multiple_of(256);
+        held.items.push(HeldItem { item, offset_bytes, size_bytes });
     }
+    // Everything below the last slot is held, no more.
+    let end = held.items.last().map_or(begin, |held| held.offset_bytes + held.size_bytes);
+    held.slots_at_bytes = work.max(end.saturating_sub(last_at)).next_multiple_of(256);
+    assert!(begin < work, "held items lie on activations");
+    let decode = &mut plan.schedules[0];
+    decode.promotions.retain(|promotion| held.items.iter().all(|held| held.item != promotion.item));
+    decode.promotions.iter_mut().for_each(|promotion| promotion.slot = SlotId(last as u32));
+    let verify = Schedule { phase: Phase::Verify { tokens: FEW_TOKENS }, ..decode.clone() };
+    let decode_case = plan.costs.cases[0].clone();
+    plan.costs.cases.insert(1, CaseCosts { phase: verify.phase, ..decode_case });
+    plan.schedules.insert(1, verify);
+    plan.regimes.phases = plan.schedules.iter().map(|schedule| schedule.phase).collect();
+    plan.regimes.cells = (0..3).map(ScheduleId).collect();
+    (plan.placement.held, plan.few_arena) = (held, Some(few_arena));
+    plan_format::verify::verify_plan(&plan).expect("a plan without faults");
+    plan
 }
 
 fn origin(model: &gguf::Model, limits: RoundLimits) -> Origin {

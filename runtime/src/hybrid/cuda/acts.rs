@@ -110,17 +110,17 @@ fn producer(program: &Program, view: program::View, end: usize) -> Option<usize>
     })
 }
 
-/// Gives each group its place and returns the bytes of all. First fit in order of lives.
-pub fn place(groups: &mut [Group]) -> u64 {
+/// Gives each group its place from `start` on and returns where all end. First fit in order of lives.
+pub fn place(groups: &mut [Group], start: u64) -> u64 {
     let mut order: Vec<usize> = (0..groups.len()).collect();
     order.sort_by_key(|&index| groups[index].first);
     let mut alive: Vec<(u64, u64, usize)> = Vec::new(); // begin, end, last operator
-    let mut total = 0;
+    let mut total = start;
     for index in order {
         let (first, last, bytes) = (groups[index].first, groups[index].last(), groups[index].places.bytes);
         alive.retain(|&(_, _, until)| until >= first);
         alive.sort_unstable();
-        let mut begin = 0;
+        let mut begin = start;
         for &(from, to, _) in &alive {
             if begin + bytes <= from {
                 break;

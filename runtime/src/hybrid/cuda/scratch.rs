@@ -1,5 +1,5 @@
-//! The maker's memory: forms of activations, sorted routings, partial results of attention, constants. Offsets follow
-//! from program and sizes alone. Next: `acts.rs`.
+//! The maker's memory: constants, forms of activations, sorted routings, partial results of attention. Offsets follow
+//! from program and sizes alone; those of the constants, which come first, from the program. Next: `acts.rs`.
 
 use super::acts::Group;
 use crate::Error;
@@ -62,10 +62,14 @@ impl Scratch {
     /// # Errors
     /// A weight of a type without kernels.
     pub fn new(program: &Program, sizes: &Sizes) -> Result<Scratch, Error> {
+        let heads = program.ops.iter().map(|op| heads(&op.kind)).max().unwrap_or(0);
+        let mut constants = Bump(0);
+        let turns = program.ropes.iter().map(|rope| constants.take(u64::from(rope.n_rot) / 2 * 8)).collect();
+        let head_ids = constants.take(4 * u64::from(heads));
         let mut groups = super::acts::groups(program, sizes)?;
-        let mut bump = Bump(super::acts::place(&mut groups));
+        let mut bump = Bump(super::acts::place(&mut groups, constants.0));
         let tokens = sizes.limits.ubatch_tokens;
-        let (mut entries, mut tiles, mut heads) = (0, 0, 0);
+        let (mut entries, mut tiles) = (0, 0);
         let (mut sum_bytes, mut scale_bytes) = (0, 0);
         for op in &program.ops {
             match &op.kind {
@@ -75,7 +79,6 @@ impl Scratch {
                     tiles = tiles.max(tiles_max(tokens * chosen, experts));
                 }
                 OpKind::HeadMatMul { heads: count, .. } => {
-                    heads = heads.max(*count);
                     entries = entries.max(tokens * count);
                     tiles = tiles.max(tiles_max(tokens * count, *count));
                 }
@@ -102,11 +105,19 @@ impl Scratch {
             partial_sums: bump.take(sum_bytes),
             partial_sum_bytes: sum_bytes,
             partial_scales: bump.take(scale_bytes),
-            turns: program.ropes.iter().map(|rope| bump.take(u64::from(rope.n_rot) / 2 * 8)).collect(),
-            head_ids: bump.take(4 * u64::from(heads)),
+            turns,
+            head_ids,
             heads,
             total_bytes: bump.take(0),
         })
+    }
+}
+
+/// Heads that have matrices of their own.
+fn heads(kind: &OpKind) -> u32 {
+    match kind {
+        OpKind::HeadMatMul { heads, .. } => *heads,
+        _ => 0,
     }
 }
 
