@@ -117,6 +117,7 @@ impl OpKind {
                 list.read(*q).push(Operand::State(*cache, StateAccess::Read)).weights(attention.sinks).write(*out)
             }
             OpKind::Reduce { partials, out } => list.reads(partials).write(*out),
+            OpKind::HeldIds { ids, out, .. } => list.read(*ids).write(*out),
             OpKind::HeadMatMul { x, weight, out, .. } => list.read(*x).weight(*weight).write(*out),
             OpKind::CausalConv { x, filter, state, out } => {
                 list.read(*x).weight(*filter).push(Operand::State(*state, StateAccess::Update)).write(*out)
@@ -125,7 +126,8 @@ impl OpKind {
             OpKind::Router { .. }
             | OpKind::ExpertScale { .. }
             | OpKind::ExpertMatMul { .. }
-            | OpKind::ExpertSum { .. } => self.list_expert_operands(list),
+            | OpKind::ExpertSum { .. }
+            | OpKind::HeldSum { .. } => self.list_expert_operands(list),
         };
     }
 
@@ -137,6 +139,9 @@ impl OpKind {
             OpKind::ExpertScale { x, weights, out } => list.read(*x).read(*weights).write(*out),
             OpKind::ExpertMatMul { x, ids, parts, .. } => list.read(*x).read(*ids).products(parts),
             OpKind::ExpertSum { x, weights, out, .. } => list.read(*x).reads(weights.as_slice()).write(*out),
+            OpKind::HeldSum { x, weights, ids, out, .. } => {
+                list.read(*x).reads(weights.as_slice()).read(*ids).write(*out)
+            }
             _ => list,
         }
     }
@@ -213,6 +218,8 @@ impl OpKind {
             OpKind::CausalConv { .. } => "causal_conv",
             OpKind::DeltaNet { .. } => "delta_net",
             OpKind::Reduce { .. } => "reduce",
+            OpKind::HeldIds { .. } => "held_ids",
+            OpKind::HeldSum { .. } => "held_sum",
         }
     }
 }

@@ -58,18 +58,6 @@ pub struct Tensor {
     pub dims: [u64; 4],
 }
 
-impl Tensor {
-    /// Elements of a row (`dims[0]`).
-    pub fn cols(&self) -> u64 {
-        self.dims[0]
-    }
-
-    /// Rows of one matrix (`dims[1]`); a stack of expert or head matrices has `dims[2]` of them.
-    pub fn rows(&self) -> u64 {
-        self.dims[1]
-    }
-}
-
 /// An operand made of one tensor, or (reserved) of a tensor divided along one axis.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Weight {
@@ -79,8 +67,8 @@ pub struct Weight {
     pub role: WeightRole,
     /// Along which axis parts divide the tensor.
     pub axis: PartAxis,
-    /// The parts in order of the axis; they cover it without gap or overlap. One part that is everything is the case
-    /// of whole-tensor placement.
+    /// The parts in order of the axis. Rows and columns are covered without gap or overlap, and one part that is
+    /// everything is the case of whole-tensor placement. Of experts, those that the weight holds.
     pub parts: Vec<Part>,
 }
 
@@ -108,6 +96,10 @@ pub enum PartAxis {
     Rows,
     /// Input columns (`dims[0]`): results of the parts are summed by [`OpKind::Reduce`].
     Cols,
+    /// Whole experts (matrices of a stack, rows of their biases): the weight holds those of its parts alone, ascending,
+    /// and other weights of the same tensor hold the others. Sums of the weights' results are added by
+    /// [`OpKind::Reduce`].
+    Experts,
 }
 
 /// A contiguous range of a weight along its axis.
@@ -299,7 +291,7 @@ pub enum OpKind {
     Router { logits: View, select_bias: Option<WeightId>, router: Router, ids: View, weights: View },
     /// out\[:, j\] = weights\[j\] · x for each chosen expert j: `[rows, chosen × x.cols]` (llama4 weighs the input).
     ExpertScale { x: View, weights: View, out: View },
-    /// For each chosen expert j: out\[:, j\] = W\[ids\[j\]\] · x (+ bias\[ids\[j\]\]).
+    /// For each chosen expert j: out\[:, j\] = W\[ids\[j\]\] · x (+ bias\[ids\[j\]\]); undefined for ids of −1.
     ExpertMatMul { x: View, input: ExpertInput, chosen: u32, ids: View, parts: Vec<MatMulPart> },
     /// out = Σ_j weights\[j\] · x\[:, j\]; without weights a plain sum.
     ExpertSum { x: View, chosen: u32, weights: Option<View>, out: View },
@@ -309,8 +301,13 @@ pub enum OpKind {
     CausalConv { x: View, filter: WeightId, state: StateId, out: View },
     /// Gated delta net; q and k are normalised already. architectures, section 8.
     DeltaNet { delta: DeltaNet, out: View },
-    /// Sum of partial results of a weight divided along its input columns. Reserved: no planner writes it yet.
+    /// Sum of partial results, in order: of experts in several places, or of a weight divided along its input columns.
     Reduce { partials: Vec<View>, out: View },
+    /// out\[:, j\] = the place of expert ids\[j\] among those of the ranges `held`, −1 where they do not hold it. For
+    /// [`OpKind::ExpertMatMul`] with divided weights, which writes nothing for −1.
+    HeldIds { ids: View, held: Vec<Part>, out: View },
+    /// out = Σ_j weights\[j\] · x\[:, j\] over the j with ids\[j\] ≥ 0; without weights a plain sum, without any j 0.
+    HeldSum { x: View, chosen: u32, weights: Option<View>, ids: View, out: View },
 }
 
 /// Gated linear units.
@@ -496,4 +493,6 @@ pub enum ItemKind {
     SharedExperts,
     /// Final norm and logits.
     Head,
+    /// The sum of a layer's routed experts in two places, and the residual add.
+    ExpertsJoin,
 }

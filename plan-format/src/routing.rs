@@ -65,6 +65,18 @@ impl LayerHits {
         self.hits.iter().map(|&hits| 1.0 - missed(hits)).sum()
     }
 
+    /// The same of some experts: how many different ones of them `tokens` tokens choose, and how many choices fall on
+    /// them.
+    pub fn of(&self, experts: impl Iterator<Item = u32>, tokens: u32) -> (f64, f64) {
+        let counted = self.tokens();
+        let rate = |expert: u32| {
+            let hits = self.hits.get(expert as usize).map_or(0.0, |&hits| hits as f64);
+            if counted > 0.0 { (hits / counted).min(1.0) } else { 0.0 }
+        };
+        let one = |rate: f64| (1.0 - (1.0 - rate).powi(tokens.min(1 << 20) as i32), f64::from(tokens) * rate);
+        experts.map(rate).map(one).fold((0.0, 0.0), |sum, one| (sum.0 + one.0, sum.1 + one.1))
+    }
+
     /// Share of all choices that the `count` experts take that are chosen most often.
     pub fn share_of_hottest(&self, count: usize) -> f64 {
         let mut sorted = self.hits.clone();

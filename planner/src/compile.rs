@@ -1,7 +1,8 @@
 //! From a lowered program to a plan. Pure: the same inputs give the same bytes. [`plan_model`] is the one seam between
 //! the command line and everything that decides.
 //!
-//! With a device profile `regime::solve_plan` decides placement, slots, schedules and the regime map. Without one, or
+//! With a device profile `regime::solve_plan` decides placement, slots, schedules and the regime map; where choices of
+//! experts were counted, `place::hot` may divide layers' experts first. Without a profile, or
 //! for the exact kernels (whose times no profile has), all items are on the host and each phase has one schedule.
 //! `compile/layouts.rs` says in which order of bytes weights lie. Next: `regime/assemble.rs`, or
 //! `plan_format::artifact` for what a plan holds.
@@ -9,10 +10,11 @@
 mod layouts;
 
 use crate::cost::{Demand, few_limits};
+use crate::place::hot::{self, HotReport};
 use crate::place::memory::Budget;
 use crate::place::search::Query;
 use crate::profile::{Profile, ProfileKind};
-use crate::regime::{Grid, Parts, SolveError, Solved, solve_plan};
+use crate::regime::{Grid, Parts, SolveError, Solved, assemble, solve_plan};
 use layouts::layouts;
 use plan_format::arena::Arena;
 use plan_format::artifact::{KvType, MemoryUse, Options, Origin, Plan, Region, Report};
@@ -86,6 +88,8 @@ pub struct Reasons {
     pub budget: Budget,
     /// The priced program, the decision and its table.
     pub solved: Solved,
+    /// What dividing layers' experts brings, where their choices were counted.
+    pub hot: Option<HotReport>,
 }
 
 impl Reasons {
@@ -125,7 +129,7 @@ pub enum PlanError {
 /// # Errors
 /// Options that contradict the model or the machine, a ceiling that is too small, times that the profile lacks.
 pub fn plan_model(inputs: PlanInputs) -> Result<Planned, PlanError> {
-    let PlanInputs { program, model, mut device, mut options, deciding } = inputs;
+    let PlanInputs { mut program, model, mut device, mut options, deciding } = inputs;
     let most = program.context_tokens;
     if options.context_tokens > most {
         return Err(PlanError::Context { asked: options.context_tokens, most });
@@ -139,7 +143,8 @@ pub fn plan_model(inputs: PlanInputs) -> Result<Planned, PlanError> {
     }
     let (parts, reasons) = match deciding {
         Deciding::Profile { profile, ubatch_tokens, grid } => {
-            let reasons = solve(&program, *profile, &options, ubatch_tokens, &grid)?;
+            let (reasons, divided) = solve(&program, *profile, &options, ubatch_tokens, &grid)?;
+            program = divided.unwrap_or(program);
             (reasons.solved.parts.clone(), Some(reasons))
         }
         Deciding::Nothing { cpu_threads, host_weights } => {
@@ -166,13 +171,14 @@ pub fn plan_model(inputs: PlanInputs) -> Result<Planned, PlanError> {
     Ok(Planned { plan, reasons })
 }
 
+/// The decision, and the program if it was divided for it.
 fn solve(
     program: &Program,
     profile: Profile,
     options: &Options,
     ubatch_tokens: Vec<u32>,
     grid: &Grid,
-) -> Result<Reasons, PlanError> {
+) -> Result<(Reasons, Option<Program>), PlanError> {
     let profile = with_driver_memory(profile, program);
     let demand = Demand {
         context_tokens: options.context_tokens,
@@ -186,7 +192,18 @@ fn solve(
     let cpu_grid = Grid::cpu_only();
     let grid = if options.vram_bytes > 0 { grid } else { &cpu_grid };
     let solved = solve_plan(program, &profile, &demand, budget, grid)?;
-    Ok(Reasons { profile, budget, solved })
+    let ask = hot::Ask { program, profile: &profile, demand: &demand, budget };
+    let found = hot::search(&ask, (&solved.problem, &solved.decision));
+    let is_asked = profile.routing.is_some() && budget.vram_bytes > 0 && solved.problem.is_moe();
+    let counted = found.as_ref().map(|(_, counted)| *counted);
+    let hot = is_asked.then(|| HotReport { counted, alike: hot::alike(&ask) });
+    let Some((divided, _)) = found.filter(|(_, counted)| counted.pays()) else {
+        return Ok((Reasons { profile, budget, solved, hot }, None));
+    };
+    let hot::Divided { program, problem, decision, .. } = divided;
+    let parts = assemble(&Query { problem: &problem, profile: &profile, budget }, &decision, grid);
+    let solved = Solved { problem, decision, parts };
+    Ok((Reasons { profile, budget, solved, hot }, Some(program)))
 }
 
 /// Ceilings of options on a machine.

@@ -60,7 +60,7 @@ fn the_page_says_everything_and_needs_nothing_from_elsewhere() {
         let Planned { plan, reasons } = planned(model, "rtx3060-laptop", vram_mib);
         let reasons = reasons.unwrap();
         let comparison = compare(&reasons.query(), &reasons.solved.decision).unwrap();
-        let study = Study { machine: "rtx3060-laptop", read_gb_per_s: 41.0, comparison: Some(&comparison) };
+        let study = Study { machine: "rtx3060-laptop", read_gb_per_s: 41.0, hot: None, comparison: Some(&comparison) };
         let html = page("m.atsplan", &plan, Some(study)).unwrap();
         let parts = [
             "What lies where",

@@ -1,5 +1,5 @@
-//! Counts of chosen experts as an input of plans: what rounds read follows them, and what dividing experts by them
-//! would bring is more than with even ones.
+//! Counts of chosen experts as an input of plans: what rounds read follows them, and layers whose experts are chosen
+//! unevenly are divided where that pays.
 
 mod common;
 
@@ -10,7 +10,7 @@ use plan_format::program::{ItemKind, OpKind, Program};
 use plan_format::routing::{LayerHits, RoutingCounts};
 use plan_format::schedule::Phase;
 use planner::cost::{Demand, Problem, distinct_experts, price};
-use planner::place::hot::{even, hot_experts, line};
+use planner::place::hot::{Ask, HotExperts, HotReport, line, search};
 use planner::place::memory::Budget;
 use planner::place::search::{Query, decide};
 use planner::profile::machines::MACHINES;
@@ -85,30 +85,32 @@ fn rounds_read_the_experts_that_the_counts_say() {
     }
 }
 
+/// The best divided plan under Zipf choices, of a model of which experts lie on both sides.
+fn divided(program: &Program, profile: &Profile, vram_gib: u64, exponent: f64) -> Option<HotExperts> {
+    let profile = Profile { routing: Some(zipf(program, exponent)), ..profile.clone() };
+    let problem = price(program, &profile, &demand()).unwrap();
+    let (ram_bytes, pinned_bytes) = (profile.memory.available_mib << 20, profile.memory.pinned_limit_mib << 20);
+    let budget = Budget { vram_bytes: vram_gib << 30, ram_bytes, pinned_bytes };
+    let decision = decide(&Query { problem: &problem, profile: &profile, budget }).unwrap();
+    let ask = Ask { program, profile: &profile, demand: &demand(), budget };
+    search(&ask, (&problem, &decision)).map(|(_, found)| found)
+}
+
 #[test]
-fn dividing_experts_pays_with_skew_and_less_without() {
+fn dividing_experts_pays_with_skew_and_not_without() {
     for (model, machine_name, vram_gib) in
         [("qwen3-30b-a3b", "rtx3060-laptop", 6), ("qwen3-30b-a3b", "h200-16core", 6), ("gpt-oss-20b", "h200-16core", 6)]
     {
         let (program, profile) = (program(model), machine(machine_name));
-        let problem = priced(&program, &profile, None);
-        let (ram_bytes, pinned_bytes) = (profile.memory.available_mib << 20, profile.memory.pinned_limit_mib << 20);
-        let budget = Budget { vram_bytes: vram_gib << 30, ram_bytes, pinned_bytes };
-        let query = Query { problem: &problem, profile: &profile, budget };
-        let decision = decide(&query).unwrap();
-        let mut last_us = f64::INFINITY;
-        for exponent in [0.0, 0.5, 1.0] {
-            let counts = zipf(&program, exponent);
-            let found = hot_experts(&query, &decision, &counts).expect("experts are resident");
-            let what = format!("{model} on {machine_name}, exponent {exponent}: {found:?}");
-            assert!(found.divided_us <= last_us * 1.000_1, "{what}, less skew {last_us}");
-            assert!(found.divided_us > 0.0 && (0.0..=1.0).contains(&found.hit_rate), "{what}");
-            last_us = found.divided_us;
-            println!("{what}\n{}", line(&query, &decision, &counts).unwrap());
-        }
-        let steep = hot_experts(&query, &decision, &zipf(&program, 1.0)).unwrap();
-        assert!(steep.divided_us < 0.95 * steep.decided_us, "{model} on {machine_name}: {steep:?}");
-        let alike = hot_experts(&query, &decision, &even(&zipf(&program, 1.0))).unwrap();
-        assert!(alike.divided_us > steep.divided_us, "{model} on {machine_name}: {alike:?}");
+        let [flat, steep] = [0.0, 1.0].map(|exponent| divided(&program, &profile, vram_gib, exponent));
+        let what = format!("{model} on {machine_name}: {flat:?}, with skew {steep:?}");
+        println!("{what}");
+        assert!(flat.is_none_or(|flat| !flat.pays() && flat.divided_layers > 0), "{what}");
+        let steep = steep.expect("experts lie on both sides");
+        assert!(steep.pays() && steep.decode_us[0] < 0.95 * steep.decode_us[1], "{what}");
+        assert!(steep.hit_rate[0] > steep.hit_rate[1] + 0.1, "{what}");
+        let report = HotReport { counted: Some(steep), alike: flat };
+        let text = line(&report);
+        assert!(text.starts_with("hot experts: ") && text.contains("without skew"), "{text}");
     }
 }

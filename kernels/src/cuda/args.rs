@@ -114,7 +114,7 @@ structures! {
     CopyColsArgs { x: View, out: View, x_stride: u32, out_stride: u32, width: u32, groups: u32 }
     SelectRowsArgs { x: View, out: View, rows: DevicePtr }
     ExpertScaleArgs { x: View, weights: View, out: View }
-    ExpertSumArgs { x: View, weights: View, out: View, residual: View, chosen: u32, reserved: u32 }
+    ExpertSumArgs { x: View, weights: View, out: View, residual: View, ids: View, chosen: u32, reserved: u32 }
     ReduceArgs { partials: [DevicePtr; 8], strides: [u32; 8], out: View, count: u32, reserved: u32 }
     // embed.cu
     EmbedArgs {
@@ -152,6 +152,7 @@ structures! {
         logits: View, bias: DevicePtr, ids: View, weights: View,
         experts: u32, chosen: u32, score: u32, weighting: u32, scale: f32, reserved: u32,
     }
+    HeldArgs { ids: View, out: View, held: [u32; 16], count: u32, reserved: u32 }
     SortArgs {
         ids: View, order: DevicePtr, tiles: DevicePtr, n_tiles: DevicePtr,
         rows: u32, chosen: u32, experts: u32, tile: u32, max_tiles: u32, reserved: u32,

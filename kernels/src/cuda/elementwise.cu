@@ -97,16 +97,18 @@ EXPORT(expert_scale)
 
 struct ExpertSumArgs {
     View x, weights, out, residual; // weights.data and residual.data nullable
+    View ids;                       // i32 [rows, chosen], data nullable: choices of -1 are left out
     u32 chosen;
     u32 reserved;
 };
 
-/// out = sum over j of weights[j] * x[:, j] (+ residual), in order of j.
+/// out = sum over j of weights[j] * x[:, j] (+ residual), in order of j, over the chosen experts that are held here.
 extern "C" __global__ void BOUNDS(256, 4) expert_sum(ExpertSumArgs g) {
     u32 row = blockIdx.y;
     FOR_COLUMNS(col, g.out.cols) {
         float sum = 0.0f;
         for (u32 j = 0; j < g.chosen; j++) {
+            if (g.ids.data && ((const i32 *)g.ids.data)[(u64)row * g.ids.stride + j] < 0) continue;
             float weight = g.weights.data ? *at(g.weights, row, j) : 1.0f;
             sum = fmaf(weight, *at(g.x, row, j * g.out.cols + col), sum);
         }

@@ -1,9 +1,9 @@
-//! Products with a stack of matrices: routed experts by id, heads in order. Also routing, sorting and weighted sums.
+//! Products with a stack of matrices: routed experts by id, heads in order. Also routing, sorting, and who is where.
 //!
 //! Few tokens: every (token, slot) pair is a vector-matrix product of its own ([`slots`]). Many: entries are sorted by
 //! expert ([`sort`]) and each expert multiplies its entries with the tensor-core kernel ([`grouped`]). Next: `ops.rs`.
 
-use super::args::{FloatGemvArgs, GemvArgs, MatmulArgs, RouterArgs, SortArgs};
+use super::args::{FloatGemvArgs, GemvArgs, HeldArgs, MatmulArgs, RouterArgs, SortArgs};
 use super::product::{
     Activations, Chip, Family, Part, TokenTile, float_module, kernel_parts, matmul_launch, module, row_blocks, split,
 };
@@ -182,6 +182,19 @@ pub fn grouped(
     };
     let tiles = Sorted::tiles_max(sorted.tile, tokens * slots.slots, slots.matrices);
     matmul_launch(chip, parts, sorted.tile, tiles, args)
+}
+
+/// The place of each chosen expert among the `held` ones, which ascend, −1 for one that is not among them: `ids` and
+/// `out` I32 \[tokens, chosen\]. Experts from [`EXPERTS_MAX`] on are held by nobody.
+pub fn held_ids(ids: View, held: impl Iterator<Item = u32>, out: View, tokens: u32) -> Launch {
+    let count = tokens * ids.cols;
+    let mut args = HeldArgs { ids, out, count, ..HeldArgs::default() };
+    for expert in held {
+        if let Some(word) = args.held.get_mut(expert as usize / 32) {
+            *word |= 1 << (expert % 32);
+        }
+    }
+    Launch::new("router", "held_ids", [count.div_ceil(256), 1, 1], 256, &args)
 }
 
 /// Parameters of a routing.

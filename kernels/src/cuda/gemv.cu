@@ -178,14 +178,19 @@ extern "C" __global__ void BOUNDS(128, 8) gemv_slots(GemvArgs a) {
     u32 row = block * rows_per_block + warp / a.split;
     u32 matrix = a.ids ? (u32)a.ids[(u64)token * a.ids_stride + slot] : slot;
     u32 inside = matrix < a.matrices;
-    u64 place = inside ? (a.places ? (u32)max(a.places[matrix], 0) : matrix) : 0;
+    if (!inside) { // an expert that is computed elsewhere: all of the block's threads leave
+        if (lane == 0 && warp % a.split == 0 && row < part.rows)
+            part.out[(u64)token * part.out_stride + slot * part.rows + row] = 0.0f;
+        return;
+    }
+    u64 place = a.places ? (u32)max(a.places[matrix], 0) : matrix;
     const u8 *rows[1] = {part.weight + place * a.matrix_bytes + (u64)min(row, part.rows - 1) * a.row_bytes};
     u64 column = (u64)token * a.x_stride + slot * a.x_slot_stride;
     float sum[1][1] = {};
     accumulate<1, 1>(sum, rows, a, a.x + column, a.x_scales + column / 32, warp % a.split, a.split);
     join_warps<1>(&sum[0][0], a.split);
     if (lane != 0 || warp % a.split != 0 || row >= part.rows) return;
-    float bias = part.bias && inside ? part.bias[(u64)matrix * part.rows + row] : 0.0f;
-    part.out[(u64)token * part.out_stride + slot * part.rows + row] = inside ? sum[0][0] + bias : 0.0f;
+    float bias = part.bias ? part.bias[(u64)matrix * part.rows + row] : 0.0f;
+    part.out[(u64)token * part.out_stride + slot * part.rows + row] = sum[0][0] + bias;
 }
 EXPORT(gemv_slots)

@@ -60,7 +60,12 @@ pub fn expert_scale(x: View, weights: View, out: View, rows: u32) -> Launch {
 
 /// out = Σ_j weights\[j\] · x\[:, j\] (+ residual); without weights (data null) a plain sum.
 pub fn expert_sum(x: View, chosen: u32, weights: View, residual: View, out: View, rows: u32) -> Launch {
-    let args = ExpertSumArgs { x, weights, out, residual, chosen, reserved: 0 };
+    held_sum(x, chosen, weights, View::default(), residual, out, rows)
+}
+
+/// out = Σ_j weights\[j\] · x\[:, j\] (+ residual) over the j with ids\[j\] ≥ 0; ids (data null): all.
+pub fn held_sum(x: View, chosen: u32, weights: View, ids: View, residual: View, out: View, rows: u32) -> Launch {
+    let args = ExpertSumArgs { x, weights, out, residual, ids, chosen, reserved: 0 };
     Launch::new("elementwise", "expert_sum", grid(out.cols, rows), THREADS, &args)
 }
 

@@ -202,3 +202,32 @@ extern "C" __global__ void BOUNDS(512, 1) sort_by_expert(SortArgs a) {
     }
 }
 EXPORT(sort_by_expert)
+
+struct HeldArgs {
+    View ids;      // i32 [rows, chosen]
+    View out;      // i32 [rows, chosen]
+    u32 held[16];  // bit e % 32 of word e / 32: whether expert e is held here
+    u32 count;     // rows * chosen
+    u32 reserved;
+};
+
+/// The place of each chosen expert among those that are held here, -1 for others. Grid (blocks of 256 entries).
+extern "C" __global__ void BOUNDS(256, 4) held_ids(HeldArgs a) {
+    u32 entry = blockIdx.x * 256 + threadIdx.x;
+    if (entry >= a.count) return;
+    u32 row = entry / a.ids.cols, j = entry % a.ids.cols;
+    u32 expert = (u32)((const i32 *)a.ids.data)[(u64)row * a.ids.stride + j], place = 0;
+    u32 inside = 0;
+#pragma unroll
+    for (u32 word = 0; word < MAX_EXPERTS / 32; word++) {
+        u32 bits = a.held[word];
+        if (word < expert / 32) place += __popc(bits);
+        if (word == expert / 32) {
+            u32 bit = 1u << (expert % 32);
+            place += __popc(bits & (bit - 1));
+            inside = bits & bit;
+        }
+    }
+    ((i32 *)a.out.data)[(u64)row * a.out.stride + j] = inside ? (i32)place : -1;
+}
+EXPORT(held_ids)

@@ -53,7 +53,7 @@ fn weight_text(program: &Program, weight: &Weight) -> String {
     let used = tensor.dims.iter().rposition(|&d| d != 1).map_or(1, |last| last + 1);
     let ty = gguf::GgmlType::from_id(tensor.ggml_type);
     let parts = match weight.parts.as_slice() {
-        [_] => String::new(),
+        [_] if weight.axis != PartAxis::Experts => String::new(),
         parts => format!(" {}={}", axis_name(weight.axis), parts_text(parts)),
     };
     format!("{} {ty} {{{}}} {:?}{parts}", tensor.name, dims[..used].join(","), weight.role)
@@ -63,10 +63,11 @@ fn axis_name(axis: PartAxis) -> &'static str {
     match axis {
         PartAxis::Rows => "rows",
         PartAxis::Cols => "cols",
+        PartAxis::Experts => "experts",
     }
 }
 
-fn parts_text(parts: &[Part]) -> String {
+pub(crate) fn parts_text(parts: &[Part]) -> String {
     parts.iter().map(|part| format!("{}..{}", part.begin, part.end)).collect::<Vec<_>>().join("+")
 }
 

@@ -106,6 +106,14 @@ impl<'a> Tables<'a> {
                 let weights = weights.map_or(String::new(), |w| format!(", {}", self.view(w)));
                 format!("{} = {name}({}{weights}) chosen={chosen}", self.out(*out), self.view(*x))
             }
+            OpKind::HeldIds { ids, held, out } => {
+                format!("{} = {name}({}) held={}", self.out(*out), self.view(*ids), super::parts_text(held))
+            }
+            OpKind::HeldSum { x, chosen, weights, ids, out } => {
+                let weights = weights.map_or(String::new(), |w| format!(", {}", self.view(w)));
+                let inputs = format!("{}{weights}, {}", self.view(*x), self.view(*ids));
+                format!("{} = {name}({inputs}) chosen={chosen}", self.out(*out))
+            }
             OpKind::HeadMatMul { x, heads, weight, out } => {
                 format!("{} = {name}({}, {}) heads={heads}", self.out(*out), self.view(*x), self.weight(*weight))
             }

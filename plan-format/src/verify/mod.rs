@@ -2,9 +2,10 @@
 //!
 //! It trusts nothing: all indices and sums are checked before use, and every refusal names section and field. It says
 //! nothing of whether a plan is good. One file per group of invariants, each listing its own: `program.rs` (tables,
-//! items, single assignment), `shapes.rs` (operators against their operands), `plan.rs` (everything around the
-//! program), `held.rs` (what is held between prompts).
+//! items, single assignment), `divided.rs` (experts in several places), `shapes.rs` (operators against their operands),
+//! `plan.rs` (everything around the program), `held.rs` (what is held between prompts).
 
+mod divided;
 mod held;
 mod plan;
 mod program;

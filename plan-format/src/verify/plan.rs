@@ -174,7 +174,7 @@ fn streamed_bytes_least(program: &Program, item: usize) -> u64 {
     });
     let bytes = item.weights.iter().map(|w| {
         let weight = &program.weights[w.index()];
-        let tensor = &program.tensors[weight.tensor.index()];
+        let tensor = program.held_by(weight);
         match (weight.role, chosen) {
             (WeightRole::Experts, Some(chosen)) => tensor.size_bytes / tensor.dims[2] * chosen.min(tensor.dims[2]),
             _ => tensor.size_bytes,

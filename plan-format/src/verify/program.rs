@@ -2,7 +2,7 @@
 //!
 //! 1. Every id lies inside the table it indexes.
 //! 2. Tensors have a size, dimensions are 1 or more and fit 32 bits; weights name tensors, parts cover their axis in
-//!    order without gap or overlap.
+//!    order without gap or overlap. Experts of a divided stack: `divided.rs`.
 //! 3. Values have 1 to [`MAX_COLS`] columns; states and rotary tables have sane sizes and finite figures.
 //! 4. Items cover the operators in order without gap or overlap, and operators name the item that they lie in.
 //! 5. Each large weight is placed by exactly one item, small ones by none; an item places what its operators read (a
@@ -13,7 +13,7 @@
 //!
 //! Operators against their operands: `shapes.rs`.
 
-use super::{Problem, ensure, invalid, shapes};
+use super::{Problem, divided, ensure, invalid, shapes};
 use crate::error::Result;
 use crate::ids::{StateId, ValueId, WeightId};
 use crate::operands::{Columns, Operand, StateAccess};
@@ -48,6 +48,7 @@ pub fn verify_program(program: &Program) -> Result<()> {
     placed_weights(program)?;
     states_in_order(program)?;
     single_assignment(program)?;
+    divided::experts(program)?;
     head(program).map_err(|problem| invalid("program", "logits".to_owned(), problem))
 }
 
@@ -83,6 +84,7 @@ fn weight(program: &Program, w: &Weight) -> Result<(), Problem> {
     let length = match w.axis {
         PartAxis::Rows => tensor.rows(),
         PartAxis::Cols => tensor.cols(),
+        PartAxis::Experts => return divided::weight(w, tensor),
     };
     let mut covered = 0;
     for (i, part) in w.parts.iter().enumerate() {

@@ -57,9 +57,12 @@ pub(super) fn check(program: &Program, op: &OpKind) -> Check {
             product("x", x.cols, *heads, *head_cols).and(equal("out", out.cols, x.cols))
         }
         OpKind::StoreKv { .. } | OpKind::Attention { .. } => cache(p, op),
-        OpKind::Router { .. } | OpKind::ExpertScale { .. } | OpKind::ExpertMatMul { .. } | OpKind::ExpertSum { .. } => {
-            experts(p, op)
-        }
+        OpKind::Router { .. }
+        | OpKind::ExpertScale { .. }
+        | OpKind::ExpertMatMul { .. }
+        | OpKind::ExpertSum { .. }
+        | OpKind::HeldIds { .. }
+        | OpKind::HeldSum { .. } => experts(p, op),
         OpKind::HeadMatMul { x, heads, weight, out } => {
             ensure!(*heads > 0 && x.cols % heads == 0 && out.cols % heads == 0, "{heads} heads do not divide x or out");
             matrix(p, *weight, WeightRole::Heads, [x.cols / heads, out.cols / heads, *heads])
@@ -82,8 +85,11 @@ pub(super) fn check(program: &Program, op: &OpKind) -> Check {
 /// All operands have the same rows (but for `select_outputs`), and all are F32 but expert ids.
 fn rows_and_elems(program: &Program, op: &OpKind) -> Check {
     let ids = match op {
-        OpKind::Router { ids, .. } | OpKind::ExpertMatMul { ids, .. } => Some(ids.value),
-        _ => None,
+        OpKind::Router { ids, .. } | OpKind::ExpertMatMul { ids, .. } | OpKind::HeldSum { ids, .. } => {
+            [Some(ids.value), None]
+        }
+        OpKind::HeldIds { ids, out, .. } => [Some(ids.value), Some(out.value)],
+        _ => [None, None],
     };
     let selects = matches!(op, OpKind::SelectOutputs { .. });
     let mut first_rows = None;
@@ -91,7 +97,7 @@ fn rows_and_elems(program: &Program, op: &OpKind) -> Check {
         let (Operand::Read(c) | Operand::Write(c)) = operand else { continue };
         let Columns { value, .. } = c;
         let v = &program.values[value.index()];
-        let elem = if ids == Some(value) { Elem::I32 } else { Elem::F32 };
+        let elem = if ids.contains(&Some(value)) { Elem::I32 } else { Elem::F32 };
         ensure!(v.elem == elem, "{} is {:?}, expected {elem:?}", v.name, v.elem);
         let rows = match (selects, operand) {
             (false, _) => *first_rows.get_or_insert(v.rows),
@@ -146,7 +152,8 @@ fn grouped(x: View, group: u32, eps: f32, out: View) -> Check {
 }
 
 fn dims(program: &Program, id: WeightId, expected: [u64; 4]) -> Result<WeightRole, Problem> {
-    let (weight, tensor) = weight_tensor(program, id)?;
+    let (weight, _) = weight_tensor(program, id)?;
+    let tensor = program.held_by(weight);
     ensure!(tensor.dims == expected, "{} has dimensions {:?}, expected {expected:?}", tensor.name, tensor.dims);
     Ok(weight.role)
 }
@@ -230,6 +237,12 @@ fn experts(program: &Program, op: &OpKind) -> Check {
             product("x", x.cols, *chosen, out.cols)?;
             weights.map_or(Ok(()), |w| equal("weights", w.cols, *chosen))
         }
+        OpKind::HeldIds { ids, out, .. } => equal("out", out.cols, ids.cols),
+        OpKind::HeldSum { x, chosen, weights, ids, out } => {
+            product("x", x.cols, *chosen, out.cols)?;
+            equal("ids", ids.cols, *chosen)?;
+            weights.map_or(Ok(()), |w| equal("weights", w.cols, *chosen))
+        }
         OpKind::ExpertMatMul { x, input, chosen, ids, parts } => {
             equal("ids", ids.cols, *chosen)?;
             ensure!(*chosen > 0, "chooses no expert");
@@ -244,9 +257,9 @@ fn experts(program: &Program, op: &OpKind) -> Check {
 fn expert_product(program: &Program, in_cols: u32, chosen: u32, part: &MatMulPart) -> Check {
     let cols = part.out.cols;
     ensure!(cols.is_multiple_of(chosen), "out has {cols} columns, no multiple of {chosen}");
-    let (_, tensor) = weight_tensor(program, part.weight)?;
-    let experts = u32::try_from(tensor.dims[2]).unwrap_or(u32::MAX);
-    ensure!(chosen <= experts, "chooses {chosen} of {experts} experts");
+    let (weight, tensor) = weight_tensor(program, part.weight)?;
+    ensure!(u64::from(chosen) <= tensor.dims[2], "chooses {chosen} of {} experts", tensor.dims[2]);
+    let experts = u32::try_from(program.held_by(weight).dims[2]).unwrap_or(u32::MAX);
     matrix(program, part.weight, WeightRole::Experts, [in_cols, cols / chosen, experts])?;
     part.bias.map_or(Ok(()), |bias| small(program, bias, [u64::from(cols / chosen), experts.into()]))
 }

@@ -61,8 +61,7 @@ fn decided(reasons: &Reasons, progress: &Progress, text: &mut String) {
         progress.step("comparing with the integer program");
         integer_line(&query, reasons, text);
     }
-    let counts = reasons.profile.routing.as_ref();
-    text.push_str(&counts.and_then(|counts| hot::line(&query, &reasons.solved.decision, counts)).unwrap_or_default());
+    text.push_str(&reasons.hot.as_ref().map(hot::line).unwrap_or_default());
     let schedules = reasons.solved.parts.schedules.len();
     let cells = reasons.solved.parts.regimes.cells.len();
     let _ = writeln!(text, "{schedules} schedules for {cells} cells of phase, context and load");

@@ -45,6 +45,7 @@ pub fn run(args: &ReportArgs) -> Result<(), Failure> {
     let study = compared.as_ref().map(|(reasons, comparison)| Study {
         machine: &reasons.profile.name,
         read_gb_per_s: reasons.profile.memory.read_gb_per_s,
+        hot: reasons.hot.as_ref(),
         comparison: comparison.as_ref(),
     });
     if let Some(path) = &args.out {

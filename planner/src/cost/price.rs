@@ -127,7 +127,7 @@ fn ubatch_facts(program: &Program, ubatch_tokens: u32, demand: &Demand) -> Ubatc
 }
 
 fn facts(program: &Program, edges: &Edges) -> Vec<ItemFacts> {
-    let stored = |weight: &WeightId| stored_bytes(&program.tensors[program.weights[weight.index()].tensor.index()]);
+    let stored = |weight: &WeightId| stored_bytes(&program.held(*weight));
     let per_token = |columns: &Columns| u64::from(columns.width) * u64::from(columns.groups) * 4;
     let fact = |(index, item): (usize, &Item)| ItemFacts {
         name: item.name.clone(),

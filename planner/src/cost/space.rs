@@ -24,7 +24,7 @@ const CACHE_KINDS: u64 = 4;
 /// Small weights as they are placed: each aligned.
 pub(super) fn small_weight_bytes(program: &Program) -> u64 {
     let small = program.weights.iter().filter(|weight| weight.role == WeightRole::Small);
-    let bytes = small.map(|weight| program.tensors[weight.tensor.index()].dims.iter().product::<u64>() * 4);
+    let bytes = small.map(|weight| program.held_by(weight).dims.iter().product::<u64>() * 4);
     bytes.map(|bytes| bytes.next_multiple_of(ALIGN_BYTES)).sum()
 }
 
@@ -101,9 +101,7 @@ fn partial_bytes(kind: &OpKind, tokens: u64, context_tokens: u32) -> u64 {
 fn routing_bytes(kind: &OpKind, program: &Program, tokens: u64) -> u64 {
     let (entries, stack) = match kind {
         OpKind::ExpertMatMul { chosen, parts, .. } => {
-            let stack = parts
-                .first()
-                .map_or(1, |part| program.tensors[program.weights[part.weight.index()].tensor.index()].dims[2]);
+            let stack = parts.first().map_or(1, |part| program.held(part.weight).dims[2]);
             (tokens * u64::from(*chosen), stack)
         }
         OpKind::HeadMatMul { heads, .. } => (tokens * u64::from(*heads), u64::from(*heads)),

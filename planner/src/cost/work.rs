@@ -10,6 +10,7 @@ use plan_format::operands::Columns;
 use plan_format::program::{Attention, Mask, OpKind, Program, Rows, StateKind, WeightRole};
 use plan_format::routing::LayerHits;
 use plan_format::schedule::Phase;
+use plan_format::sizes::{experts_in, experts_of};
 use plan_format::{StateId, WeightId};
 
 /// Sizes of a round.
@@ -63,6 +64,9 @@ impl Round {
     }
 }
 
+/// Experts that a round reads at least, so that figures per expert exist.
+const NEXT_TO_NONE: f64 = 1e-6;
+
 /// How many different experts `tokens` tokens choose on average when each chooses `chosen` of `experts` at random.
 pub fn distinct_experts(experts: u64, chosen: u64, tokens: u32) -> f64 {
     let missed_by_one = 1.0 - chosen as f64 / experts as f64;
@@ -75,6 +79,27 @@ fn distinct_of(experts: u64, chosen: u64, tokens: u32, hits: Option<&LayerHits>)
         // One token chooses as many as it does, without rounding.
         Some(hits) if tokens > 1 => hits.distinct(tokens),
         _ => distinct_experts(experts, chosen, tokens),
+    }
+}
+
+/// Experts of a stack that a round reads, and the choices that they serve: of those that the weight holds.
+fn touched(program: &Program, weight: WeightId, chosen: u32, tokens: u32, hits: Option<&LayerHits>) -> (f64, f64) {
+    let weight = &program.weights[weight.index()];
+    let all = program.tensors[weight.tensor.index()].dims[2].max(1);
+    let chosen = u64::from(chosen).min(all);
+    let Some(held) = weight.experts() else {
+        return (distinct_of(all, chosen, tokens, hits), f64::from(tokens) * chosen as f64);
+    };
+    match hits.filter(|hits| (hits.hits.len() as u64, u64::from(hits.chosen)) == (all, chosen)) {
+        Some(hits) => {
+            let (distinct, choices) = hits.of(experts_in(held), tokens);
+            // Equal for one token, but for rounding.
+            (distinct, choices.max(distinct))
+        }
+        None => {
+            let share = f64::from(experts_of(held)) / all as f64;
+            (share * distinct_experts(all, chosen, tokens), share * f64::from(tokens) * chosen as f64)
+        }
     }
 }
 
@@ -115,9 +140,11 @@ fn product(program: &Program, weight: WeightId, tokens: f64) -> Work {
 }
 
 fn experts(program: &Program, weight: WeightId, chosen: u32, round: &Round, hits: Option<&LayerHits>) -> Work {
-    let tensor = &program.tensors[program.weights[weight.index()].tensor.index()];
+    let tensor = program.held(weight);
     let count = tensor.dims[2].max(1);
-    let distinct = distinct_of(count, u64::from(chosen).min(count), round.tokens, hits);
+    let (distinct, choices) = touched(program, weight, chosen, round.tokens, hits);
+    // Of experts that nobody chooses hardly anything is read.
+    let distinct = distinct.max(NEXT_TO_NONE);
     Work {
         operator: Operator::ExpertMatmul,
         weight_type: type_name(program, weight),
@@ -125,7 +152,7 @@ fn experts(program: &Program, weight: WeightId, chosen: u32, round: &Round, hits
         columns: tensor.cols(),
         bytes: tensor.size_bytes as f64 / count as f64 * distinct,
         matrices: distinct,
-        tokens: f64::from(round.tokens) * f64::from(chosen) / distinct,
+        tokens: choices.max(NEXT_TO_NONE) / distinct,
     }
 }
 
@@ -217,17 +244,17 @@ pub(super) fn streaming(
     let mut total = Streaming { runs: Vec::new(), slot_bytes: 0, needs_router: false };
     for &id in weights {
         let weight = &program.weights[id.index()];
-        let tensor = &program.tensors[weight.tensor.index()];
+        let tensor = program.held(id);
         let count = tensor.dims[2].max(1);
-        let chosen = chosen.filter(|_| weight.role == WeightRole::Experts).map(|k| u64::from(k).min(count));
-        let distinct = chosen.map_or(count as f64, |k| distinct_of(count, k, round.tokens, hits));
+        let chosen = chosen.filter(|_| weight.role == WeightRole::Experts);
+        let distinct = chosen.map_or(count as f64, |k| touched(program, id, k, round.tokens, hits).0);
         if distinct >= STREAM_ALL_SHARE * count as f64 {
             total.runs.push((1.0, tensor.size_bytes));
-            total.slot_bytes += stored_bytes(tensor);
+            total.slot_bytes += stored_bytes(&tensor);
         } else {
-            let most = chosen.map_or(count, |k| count.min(k * u64::from(round.tokens)));
+            let most = chosen.map_or(count, |k| count.min(u64::from(k) * u64::from(round.tokens)));
             total.runs.push((distinct, tensor.size_bytes / count));
-            total.slot_bytes += matrix_bytes(tensor) * most;
+            total.slot_bytes += matrix_bytes(&tensor) * most;
             total.needs_router = true;
         }
     }

@@ -83,6 +83,7 @@ const KINDS: &[(ItemKind, &str)] = &[
     (ItemKind::Router, "routers"),
     (ItemKind::ExpertsInput, "experts gate and up"),
     (ItemKind::ExpertsOutput, "experts down"),
+    (ItemKind::ExpertsJoin, "sums of divided experts"),
     (ItemKind::SharedExperts, "shared experts"),
     (ItemKind::Head, "head"),
 ];

@@ -138,6 +138,14 @@ fn placement(plan: &Plan, export: &mut Export) {
         // One list: the peer warns of a flag that comes twice.
         export.set("-ot", patterns.join(","));
     }
+    let divided = items().filter(|(item, on_gpu)| *on_gpu && is_divided(plan, item)).filter_map(|(item, _)| item.layer);
+    let divided: BTreeSet<u32> = divided.collect();
+    if !divided.is_empty() {
+        export.lost.push(format!(
+            "experts of {} layers lie in two places in the plan; there all of a layer's experts are on the CPU",
+            divided.len()
+        ));
+    }
     let streams = prefill(plan).and_then(|phase| idle(plan, phase)).is_some_and(|s| !s.promotions.is_empty());
     if !streams && items().any(|(item, on_gpu)| !on_gpu && item.layer.is_some()) {
         export.flags.push(("--no-op-offload", None));
@@ -162,7 +170,8 @@ fn overrides(plan: &Plan, host_layers: u32, experts_are_said: bool) -> Vec<Strin
     let mut patterns = Vec::new();
     for (item, home) in plan.program.items.iter().zip(&plan.placement.homes) {
         let on_gpu = *home == Home::Resident;
-        if item.kind == ItemKind::Embedding || (experts_are_said && is_expert(item)) {
+        let is_hot_part = on_gpu && is_divided(plan, item);
+        if item.kind == ItemKind::Embedding || (experts_are_said && is_expert(item)) || is_hot_part {
             continue;
         }
         let with_layer = item.layer.is_none_or(|layer| layer >= host_layers);
@@ -191,6 +200,11 @@ fn overrides(plan: &Plan, host_layers: u32, experts_are_said: bool) -> Vec<Strin
     };
     patterns.extend(suffixes_of.into_iter().map(pattern));
     patterns
+}
+
+/// Whether an item holds some of its layer's experts.
+fn is_divided(plan: &Plan, item: &Item) -> bool {
+    item.weights.iter().any(|weight| plan.program.weights[weight.index()].experts().is_some())
 }
 
 fn one_of(choices: &[String]) -> String {

@@ -8,6 +8,7 @@ use super::regimes::ms;
 use super::svg::number;
 use super::view::{View, tokens_per_s};
 use super::{adaptation, claims_text, contribution, density, memory, palette, placement, regimes, timeline};
+use crate::place::hot::{self, HotReport};
 use crate::simulate::round::RoundError;
 use plan_format::artifact::Plan;
 use plan_format::schedule::Phase;
@@ -20,6 +21,8 @@ pub struct Study<'a> {
     pub machine: &'a str,
     /// Read rate of the DRAM.
     pub read_gb_per_s: f64,
+    /// What dividing layers' experts brings; `None` without counts of chosen experts.
+    pub hot: Option<&'a HotReport>,
     /// Against the whole-layer plan; `None` without a GPU.
     pub comparison: Option<&'a Comparison>,
 }
@@ -74,6 +77,9 @@ fn head(html: &mut Html, view: &View<'_>, study: Option<Study<'_>>) {
          All times are predictions of the plan's cost model, played by the discrete-event simulator.",
         options.context_tokens, options.prompt_tokens, options.generate_tokens, options.limits.ubatch_tokens
     ));
+    if let Some(hot) = study.and_then(|study| study.hot) {
+        html.paragraph(&hot::line(hot));
+    }
 }
 
 fn placement_section(html: &mut Html, view: &View<'_>) {

@@ -17,6 +17,7 @@ pub const KINDS: &[(ItemKind, &str)] = &[
     (ItemKind::SharedExperts, "shared experts"),
     (ItemKind::ExpertsInput, "experts gate + up"),
     (ItemKind::ExpertsOutput, "experts down"),
+    (ItemKind::ExpertsJoin, "divided experts' sum"),
     (ItemKind::Head, "head"),
 ];
 
@@ -31,7 +32,7 @@ pub const GROUPS: &[(&str, &str, &[ItemKind])] = &[
     ("attention, recurrence", "#59a89c", &[ItemKind::Attention, ItemKind::Recurrent]),
     ("feed-forward", "#e8953c", &[ItemKind::FfnInput, ItemKind::FfnOutput]),
     ("router, shared experts", "#a36bb0", &[ItemKind::Router, ItemKind::SharedExperts]),
-    ("routed experts", "#d1495b", &[ItemKind::ExpertsInput, ItemKind::ExpertsOutput]),
+    ("routed experts", "#d1495b", &[ItemKind::ExpertsInput, ItemKind::ExpertsOutput, ItemKind::ExpertsJoin]),
     ("embedding, head", "#7a7a7a", &[ItemKind::Embedding, ItemKind::Head]),
 ];
 

@@ -69,6 +69,8 @@ impl Light {
             Light::ExpertScale { x, weights, out } => vec![*x, *weights, *out],
             Light::ExpertSum { x, weights, out, .. } => [*x, *out].into_iter().chain(*weights).collect(),
             Light::Reduce { partials, out } => partials.iter().copied().chain([*out]).collect(),
+            Light::HeldIds { ids, out, .. } => vec![*ids, *out],
+            Light::HeldSum { x, weights, ids, out } => [*x, *ids, *out].into_iter().chain(*weights).collect(),
             Light::Prepare { x, .. } => vec![*x],
         }
     }

@@ -3,6 +3,7 @@
 //!
 //! The region `Memory::groups` holds u32: the number of groups; per group its expert, first row and row count; then the
 //! pairs (token · chosen + choice) in the order of the groups. With one token the results go straight to their places.
+//! Pairs whose id is −1 are in no group: another part of the layer's experts computes them.
 //! Not here: the choice (`kernels::cpu::ops::router`).
 
 use super::hits::HitsAt;
@@ -17,7 +18,11 @@ use super::walk::share;
 use crate::Error;
 use device::team::Worker;
 use kernels::cpu::matmul::prepare_act;
+use plan_format::program;
+use plan_format::sizes::experts_in;
 
+/// The id of an expert that another part holds.
+const ELSEWHERE: i32 = -1;
 /// Words in front of the groups.
 const HEADER_WORDS: usize = 1;
 /// Words of a group.
@@ -60,7 +65,9 @@ impl<'a> Context<'a> {
         // SAFETY: the ids were written before the barrier in front of this step, or by this worker.
         let ids = unsafe { self.values(worker.index(), ids.home).view::<i32>(ids, 0..tokens) };
         groups.fill([0; GROUP_WORDS]);
-        for &id in (0..tokens).flat_map(|token| ids.row(token)) {
+        let held = |(_, id): &(usize, i32)| *id != ELSEWHERE;
+        let chosen_here = || (0..tokens).flat_map(|token| ids.row(token)).copied().enumerate().filter(held);
+        for (_, id) in chosen_here() {
             let Some([_, _, count]) = groups.get_mut(id as usize) else {
                 return Err(Error::Program { what: "a router chose an expert that the layer does not have" });
             };
@@ -73,7 +80,7 @@ impl<'a> Context<'a> {
         for [_, start, count] in groups.iter_mut() {
             (*start, first) = (first, first + *count);
         }
-        for (pair, &id) in (0..tokens).flat_map(|token| ids.row(token)).enumerate() {
+        for (pair, id) in chosen_here() {
             let [placed, start, _] = &mut groups[id as usize];
             pairs[(*start + *placed) as usize] = pair as u32;
             *placed += 1;
@@ -96,14 +103,15 @@ impl<'a> Context<'a> {
         let words: &[u32] = unsafe { region.slice(0, groups_bytes(pairs, experts) / 4) };
         let count = words[0] as usize;
         let groups = words[HEADER_WORDS..][..GROUP_WORDS * count].as_chunks().0;
-        Groups { groups, pairs: &words[HEADER_WORDS + GROUP_WORDS * experts..] }
+        let used = groups.last().map_or(0, |[_, first, count]| first + count) as usize;
+        Groups { groups, pairs: &words[HEADER_WORDS + GROUP_WORDS * experts..][..used] }
     }
 
-    /// Rows of prepared activations: one for each pair, but a token alone needs its own only once.
-    fn act_rows(&self, input: ExpertRows, chosen: usize) -> usize {
+    /// Rows of prepared activations: one for each of `pairs`, but a token alone needs its own only once.
+    fn act_rows(&self, input: ExpertRows, pairs: usize) -> usize {
         match (input, self.round.tokens.len()) {
-            (ExpertRows::Shared, 1) => 1,
-            (_, tokens) => tokens * chosen,
+            (ExpertRows::Shared, 1) => pairs.min(1),
+            _ => pairs,
         }
     }
 
@@ -118,7 +126,7 @@ impl<'a> Context<'a> {
         let tokens = self.round.tokens.len();
         let bytes = act_bytes(form, cols)?;
         let pairs = self.groups(worker, experts, tokens * chosen).pairs;
-        let all = self.act_rows(input, chosen);
+        let all = self.act_rows(input, pairs.len());
         let rows = if self.solo.is_some() { 0..all } else { share(worker, all) };
         for row in rows {
             let (token, choice) = (pairs[row] as usize / chosen, pairs[row] as usize % chosen);
@@ -148,7 +156,7 @@ impl<'a> Context<'a> {
         let panels = rows.div_ceil(16);
         let groups = self.groups(worker, experts, tokens * chosen);
         let total = groups.groups.len() * panels;
-        let per_expert = (tokens * chosen).div_ceil(groups.groups.len().max(1));
+        let per_expert = groups.pairs.len().div_ceil(groups.groups.len().max(1));
         let Some([some_expert, ..]) = groups.groups.first() else { return Ok(()) };
         let some_matrix = self.weights.matrix(part.weight, *some_expert as usize)?;
         let grain = Grain::new(&some_matrix, per_expert, total, worker.count());
@@ -161,7 +169,7 @@ impl<'a> Context<'a> {
                 let [expert, first, count] = groups.groups[group].map(|word| word as usize);
                 let matrix = self.weights.matrix(part.weight, expert)?;
                 let bias = part.bias.map(|bias| &self.weights.small(bias)[expert * rows..][..rows]);
-                let act = if self.act_rows(input, chosen) == 1 { 0 } else { first };
+                let act = if self.act_rows(input, groups.pairs.len()) == 1 { 0 } else { first };
                 let acts = self.acts(worker, part.form, act..act + count, cols)?;
                 // SAFETY: claimed panels are disjoint, so are the rows of groups; readers come after a barrier.
                 let output = unsafe {
@@ -183,9 +191,8 @@ impl<'a> Context<'a> {
     /// Copies results of sorted pairs `rows` to their places in `out` \[tokens, chosen · cols\].
     pub fn scatter_experts(&self, worker: &Worker, (chosen, experts): (usize, usize), out: Place) {
         let cols = out.cols / chosen;
-        let rows = share(worker, self.round.tokens.len() * chosen);
         let pairs = self.groups(worker, experts, self.round.tokens.len() * chosen).pairs;
-        for row in rows {
+        for row in share(worker, pairs.len()) {
             let (token, choice) = (pairs[row] as usize / chosen, pairs[row] as usize % chosen);
             let target = out.col_range(choice * cols..(choice + 1) * cols);
             // SAFETY: the grouped results were written before a barrier; each pair has a place of its own.
@@ -199,4 +206,13 @@ impl<'a> Context<'a> {
 
 fn grouped_place(cols: usize) -> Place {
     Place::rows_of(cols)
+}
+
+/// By expert up to the last one of these ranges: its place among them, −1 for those between.
+pub fn places_of(held: &[program::Part]) -> Vec<i32> {
+    let mut places = vec![-1; held.last().map_or(0, |part| part.end as usize)];
+    for (place, expert) in experts_in(held).enumerate() {
+        places[expert as usize] = place as i32;
+    }
+    places
 }

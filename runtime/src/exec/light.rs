@@ -99,6 +99,11 @@ impl Rows<'_> {
                 let partials: Vec<View> = partials.iter().map(|place| self.read(*place)).collect();
                 elementwise::sum(isa, &partials, self.write(*out));
             }
+            Light::HeldIds { ids, places, out } => experts::held_ids(self.read(*ids), places, self.write(*out)),
+            Light::HeldSum { x, weights, ids, out } => {
+                let weights = weights.map(|weights| self.read(weights));
+                experts::held_sum(isa, self.read(*x), weights, self.read(*ids), self.write(*out));
+            }
             Light::Prepare { x, form, heads } => self.prepare(*x, *form, *heads)?,
         }
         Ok(())

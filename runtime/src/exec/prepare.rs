@@ -6,7 +6,7 @@
 //! with another geometry. Not here: running (`run.rs`), where values lie (`plan_format::arena`). Next: `run.rs`.
 
 use super::barriers::place_barriers;
-use super::hits::HitsMap;
+use super::hits::{HitsAt, HitsMap};
 use super::pairs::fine_values;
 use super::shared::{Home, Place, Shared};
 use super::solo::{Own, Solo, Worker0, own_values, own_values_beside, solo_arena, solo_steps, solo_steps_beside};
@@ -308,6 +308,12 @@ impl<'a> Builder<'a> {
             OpKind::Reduce { partials, out } => {
                 Light::Reduce { partials: partials.iter().map(at).collect(), out: at(out) }
             }
+            OpKind::HeldIds { ids, held, out } => {
+                Light::HeldIds { ids: at(ids), places: super::experts::places_of(held).into(), out: at(out) }
+            }
+            OpKind::HeldSum { x, weights, ids, out, .. } => {
+                Light::HeldSum { x: at(x), weights: weights.as_ref().map(at), ids: at(ids), out: at(out) }
+            }
             _ => return Err(Error::Program { what: "an operator that is not row-wise among the row-wise ones" }),
         };
         let written = kind.writes().next().map(|columns| columns.value);
@@ -378,7 +384,9 @@ impl<'a> Builder<'a> {
         let pairs = self.rows_max(Rows::Tokens) * chosen;
         let experts = parts.first().map_or(0, |part| self.stack(part.weight));
         self.sizes.groups = self.sizes.groups.max(super::experts::groups_bytes(pairs, experts));
-        let hits = self.sizes.hits.count(op, ids, experts as u32);
+        // A part of the experts sees its own choices alone, by other numbers; those of the router count.
+        let is_part = parts.iter().any(|part| self.program.weights[part.weight.index()].experts().is_some());
+        let hits = if is_part { HitsAt::default() } else { self.sizes.hits.count(op, ids, experts as u32) };
         let (x, ids) = (self.place(x), self.place(ids));
         self.push(op, Task::GroupExperts { ids, experts, hits });
         let input = match input {
@@ -402,8 +410,7 @@ impl<'a> Builder<'a> {
     }
 
     fn stack(&self, weight: WeightId) -> usize {
-        let tensor = self.program.weights[weight.index()].tensor;
-        self.program.tensors[tensor.index()].dims[2] as usize
+        self.program.held(weight).dims[2] as usize
     }
 
     fn attention(&mut self, op: OpId, q: View, cache: plan_format::StateId, attention: &program::Attention, out: View) {

@@ -222,7 +222,7 @@ fn shared_uses(task: &Task) -> Vec<(Range<usize>, Use)> {
 pub fn group_once(steps: &mut Vec<Step>) {
     let mut grouped: Option<(Place, usize)> = None;
     steps.retain(|step| match &step.task {
-        Task::Light { light: Light::Router { .. }, .. } => {
+        Task::Light { light: Light::Router { .. } | Light::HeldIds { .. }, .. } => {
             grouped = None;
             true
         }

@@ -10,6 +10,7 @@ use kernels::cpu::ops::rope::RopePairing;
 use kernels::cpu::ops::router::{RouterScore, RouterWeights};
 use plan_format::program::Rows;
 use plan_format::{OpId, StateId, WeightId};
+use std::sync::Arc;
 
 /// A piece of a round between possible barriers.
 #[derive(Clone, Debug)]
@@ -145,6 +146,18 @@ pub enum Light {
         partials: Vec<Place>,
         out: Place,
     },
+    /// Where each chosen expert is among those that a part holds: `places` by expert, −1 = not there.
+    HeldIds {
+        ids: Place,
+        places: Arc<[i32]>,
+        out: Place,
+    },
+    HeldSum {
+        x: Place,
+        weights: Option<Place>,
+        ids: Place,
+        out: Place,
+    },
     /// Activations for a product: `heads` pieces of each row, head by head.
     Prepare {
         x: Place,
@@ -242,7 +255,9 @@ impl Light {
             | Light::Softcap { out, .. }
             | Light::ExpertScale { out, .. }
             | Light::ExpertSum { out, .. }
-            | Light::Reduce { out, .. } => [Some(*out), None],
+            | Light::Reduce { out, .. }
+            | Light::HeldIds { out, .. }
+            | Light::HeldSum { out, .. } => [Some(*out), None],
         }
     }
 

@@ -17,6 +17,7 @@ use plan_format::WeightId;
 use plan_format::artifact::Plan;
 use plan_format::program::{Program, Tensor, Weight, WeightRole};
 use plan_format::schedule::{Home, HostMemory};
+use plan_format::sizes::experts_in;
 use rayon::prelude::*;
 use std::ops::Range;
 use std::sync::Arc;
@@ -124,6 +125,8 @@ struct Shape {
     file: usize,
     offset_bytes: usize,
     size_bytes: usize,
+    /// Which of the tensor's experts it holds, and how many there are, if not all.
+    held: Option<(Arc<[u32]>, usize)>,
 }
 
 /// Panels that a packing task takes at once.
@@ -153,7 +156,7 @@ impl WeightStore {
 
     /// Loads what the program refers to, large weights as `places` says. Errors: as [`WeightStore::load`].
     pub fn load_placed(model: Model, program: &Program, places: &[HostPlace]) -> Result<Self, Error> {
-        let shape = |weight: &Weight| Shape::new(&program.tensors[weight.tensor.index()]);
+        let shape = |weight: &Weight| Shape::new(program, weight);
         let shapes = program.weights.iter().map(shape).collect::<Result<Vec<_>, _>>()?;
         let mut sizes = [0; 2];
         let mut stored = Vec::with_capacity(shapes.len());
@@ -348,7 +351,14 @@ impl PackTask<'_> {
 }
 
 impl Shape {
-    fn new(tensor: &Tensor) -> Result<Self, Error> {
+    fn new(program: &Program, weight: &Weight) -> Result<Self, Error> {
+        let all = &program.tensors[weight.tensor.index()];
+        let held = weight.experts().map(|held| (experts_in(held).collect(), all.dims[weight.experts_dim()] as usize));
+        let shape = Self::of_tensor(&program.held_by(weight))?;
+        Ok(Self { size_bytes: all.size_bytes as usize, held, ..shape })
+    }
+
+    fn of_tensor(tensor: &Tensor) -> Result<Self, Error> {
         let ty = WeightType::try_from(GgmlType::from_id(tensor.ggml_type))
             .map_err(|_| Error::TensorType { tensor: tensor.name.clone(), ggml_type: tensor.ggml_type })?;
         let [cols, rows, stack, more] = tensor.dims.map(|dim| dim as usize);
@@ -360,6 +370,7 @@ impl Shape {
             file: tensor.file as usize,
             offset_bytes: tensor.offset_bytes as usize,
             size_bytes: tensor.size_bytes as usize,
+            held: None,
         })
     }
 
@@ -375,13 +386,23 @@ impl Shape {
     }
 
     fn slice<'a>(&self, bytes: &'a [u8], slice: usize) -> &'a [u8] {
-        let size = bytes.len() / self.stack.max(1);
+        let (slice, stack) = match &self.held {
+            Some((held, all)) => (held[slice] as usize, *all),
+            None => (slice, self.stack),
+        };
+        let size = bytes.len() / stack.max(1);
         &bytes[slice * size..(slice + 1) * size]
     }
 
     fn decode(&self, bytes: &[u8]) -> Result<Vec<f32>, Error> {
         let mut values = vec![0.0; self.cols * self.rows * self.stack];
-        dequantise_row(self.ty, bytes, &mut values)?;
+        match &self.held {
+            None => dequantise_row(self.ty, bytes, &mut values)?,
+            Some((held, _)) => values.chunks_exact_mut(self.cols).zip(0..held.len()).try_for_each(|(row, place)| {
+                // Rows of biases are sliced like the matrices of a stack.
+                dequantise_row(self.ty, self.slice(bytes, place), row)
+            })?,
+        }
         Ok(values)
     }
 }

@@ -63,7 +63,8 @@ impl RoutedFill {
         let ids = unsafe { arena.view::<i32>(self.ids, 0..tokens) };
         table.fill(-1);
         chosen.clear();
-        for &id in (0..tokens).flat_map(|token| ids.row(token)) {
+        // −1: an expert that another part of the layer's experts holds.
+        for &id in (0..tokens).flat_map(|token| ids.row(token)).filter(|id| **id != -1) {
             let expert = usize::try_from(id).ok().filter(|&expert| expert < self.experts);
             let expert =
                 expert.ok_or(Error::Program { what: "a router chose an expert that the layer does not have" })?;

@@ -125,6 +125,25 @@ fn held_weights_give_the_bits_of_resident_ones() {
     assert!(logits(Mixture::Holding { slots: 2 }) == logits(Mixture::Resident));
 }
 
+/// Of a layer's experts some are computed here and the others on the CPU, or all here from two stacks: near what whole
+/// stacks here give, in the same ubatches.
+#[test]
+fn experts_lie_in_two_places() {
+    for (name, mixture) in [("qwen3moe", Mixture::Hot), ("gpt-oss", Mixture::HotAndStreamed { slots: 2 })] {
+        let ids = prompt(name);
+        for ubatch in [64, 1] {
+            let logits = |mixture| {
+                let mut executor = executor(name, mixture, emulated()).unwrap_or_else(|e| panic!("{name}: {e}"));
+                feed(&mut executor, &ids, 0, ubatch).expect("good rounds")
+            };
+            let (got, expected) = without_flips(name, &logits(mixture), &logits(Mixture::Resident));
+            let distance = distance(&got, &expected);
+            println!("{name} {mixture:?}, ubatch {ubatch}: distance {distance:.5}");
+            assert!(distance < DISTANCE_MAX, "{name} {mixture:?}, ubatch {ubatch}: {distance}");
+        }
+    }
+}
+
 #[test]
 #[ignore = "minutes, mostly compiling; run it when operators or kernels change"]
 fn every_family_under_every_mixture() {

@@ -6,6 +6,7 @@ use device::gpu::Gpu;
 use device::sim::{Faults, LinkPoint, LoadScript, SimConfig, SimGpu, SimProfile};
 use device::team::{CallerPinning, Pinning, Team, TeamConfig};
 use kernels::cpu::Isa;
+use kernels::cuda::GpuLayout;
 use kernels::quant::{WeightType, packed_bytes};
 use plan_format::arena::{Arena, RoundLimits};
 use plan_format::artifact::{self, Options, Origin, Plan, Report};
@@ -16,6 +17,7 @@ use plan_format::schedule::{
     Held, HeldItem, Home, HostMemory, Layout, Phase, Placement, Promotion, RegimeMap, Schedule, Slot, Slots,
 };
 use plan_format::{ItemId, ScheduleId, SlotId};
+use planner::place::divide::{Division, divide};
 use runtime::exec::{Executor, HostPlace, KvType, Limits, Precision, Round, Span, WeightStore};
 use runtime::hybrid::cuda::scratch_bytes;
 use runtime::hybrid::ops::Sizes;
@@ -51,6 +53,12 @@ pub enum Mixture {
     Holding { slots: u32 },
     /// Any of three, by seed.
     Random { seed: u64 },
+    /// Of divided layers the hot experts resident with all else, the others on the CPU.
+    Hot,
+    /// The same with everything but the hot experts on the CPU.
+    HotAlone,
+    /// The same with all else on the GPU and the others streamed through so many slots.
+    HotAndStreamed { slots: u32 },
 }
 
 fn is_streamable(kind: ItemKind) -> bool {
@@ -85,7 +93,8 @@ fn places(program: &Program, mixture: Mixture) -> (Vec<Place>, u32) {
         random >> 33
     };
     let slots = match mixture {
-        Mixture::Promoted { slots } | Mixture::AllPromoted { slots } | Mixture::Holding { slots } => slots,
+        Mixture::Promoted { slots } | Mixture::AllPromoted { slots } => slots,
+        Mixture::HotAndStreamed { slots } | Mixture::Holding { slots } => slots,
         Mixture::RoutedByCpu { slots } | Mixture::RoutedByGpu { slots } => slots,
         Mixture::Random { seed } => 1 + (seed % 3) as u32,
         _ => 0,
@@ -109,6 +118,10 @@ fn places(program: &Program, mixture: Mixture) -> (Vec<Place>, u32) {
             Mixture::RoutedByCpu { .. } | Mixture::RoutedByGpu { .. } if is_routed(item.kind) => Place::Promoted,
             Mixture::RoutedByCpu { .. } => Place::Host,
             Mixture::RoutedByGpu { .. } => Place::Resident,
+            Mixture::Hot => resident(!item.name.ends_with(".cold")),
+            Mixture::HotAlone => resident(item.name.ends_with(".hot")),
+            Mixture::HotAndStreamed { .. } if item.name.ends_with(".cold") => Place::Promoted,
+            Mixture::HotAndStreamed { .. } => Place::Resident,
             Mixture::Random { .. } => match draw() % 3 {
                 0 => Place::Resident,
                 1 if streamable => Place::Promoted,
@@ -126,9 +139,11 @@ pub fn model(name: &str) -> gguf::Model {
 /// Bytes that an item takes in a slot, of stacks so many matrices at most.
 fn slot_bytes(program: &Program, item: &plan_format::program::Item, experts_max: u64) -> u64 {
     let bytes = item.weights.iter().map(|weight| {
-        let tensor = &program.tensors[program.weights[weight.index()].tensor.index()];
+        let tensor = program.held(*weight);
         let ty = WeightType::try_from(gguf::GgmlType::from_id(tensor.ggml_type)).expect("a known type");
-        let matrix = packed_bytes(ty, tensor.rows() as usize, tensor.cols() as usize).expect("whole blocks");
+        let (rows, cols) = (tensor.rows() as usize, tensor.cols() as usize);
+        let panels = packed_bytes(ty, rows, cols).expect("whole blocks");
+        let matrix = panels.max(GpuLayout::preferred(ty).row_bytes(ty, cols).expect("whole blocks") * rows);
         let stack = (tensor.dims[2] * tensor.dims[3]).min(experts_max);
         (matrix.next_multiple_of(64) as u64 * stack).next_multiple_of(256)
     });
@@ -157,8 +172,39 @@ fn schedule(places: &[Place], slots: u32, phase: Phase) -> Schedule {
 
 /// A plan for a model with this mixture in all phases.
 pub fn plan(name: &str, mixture: Mixture) -> Plan {
+    plan_of(name, program(name, mixture), mixture)
+}
+
+/// A model's program; divided where the mixture speaks of hot experts.
+fn program(name: &str, mixture: Mixture) -> Program {
+    match mixture {
+        Mixture::Hot | Mixture::HotAlone | Mixture::HotAndStreamed { .. } => divided(name, is_hot),
+        _ => planner::lower_model(&model(name)).expect("known family"),
+    }
+}
+
+/// Others in every layer, so that tokens have hot experts only, others only, and both.
+pub fn is_hot(layer: u32, expert: u32) -> bool {
+    (expert * 7 + layer * 3) % 5 < 2
+}
+
+/// A model's program with the experts of all its layers divided: each is hot in the layers that `is_hot` says.
+pub fn divided(name: &str, is_hot: impl Fn(u32, u32) -> bool) -> Program {
+    let program = planner::lower_model(&model(name)).expect("known family");
+    let division = |op: &plan_format::program::Op| match &op.kind {
+        plan_format::program::OpKind::Router { router, .. } => {
+            let layer = program.items[op.item.index()].layer?;
+            Some(Division { layer, hot: (0..router.experts).filter(|&expert| is_hot(layer, expert)).collect() })
+        }
+        _ => None,
+    };
+    let divisions: Vec<Division> = program.ops.iter().filter_map(division).collect();
+    divide(&program, &divisions).expect("experts that can be divided")
+}
+
+/// A plan for a program of a model with this mixture in all phases.
+pub fn plan_of(name: &str, program: Program, mixture: Mixture) -> Plan {
     let model = model(name);
-    let program = planner::lower_model(&model).expect("known family");
     let limits = RoundLimits { ubatch_tokens: UBATCH_TOKENS, output_tokens: UBATCH_TOKENS };
     let arena = Arena::new(&program, limits);
     let (places, slot_count) = places(&program, mixture);
@@ -342,11 +388,15 @@ pub fn hybrid_pinned(
 
 /// The same model on the CPU alone.
 pub fn all_cpu(name: &str) -> Executor {
+    all_cpu_of(name, &planner::lower_model(&model(name)).expect("known family"), 2)
+}
+
+/// A program of a model on the CPU alone, with so many threads.
+pub fn all_cpu_of(name: &str, program: &Program, threads: usize) -> Executor {
     let model = model(name);
-    let program = planner::lower_model(&model).expect("known family");
-    let arena = Arena::new(&program, RoundLimits { ubatch_tokens: UBATCH_TOKENS, output_tokens: UBATCH_TOKENS });
-    let weights = WeightStore::load(model, &program, Precision::Fast).expect("weights");
-    Executor::new(&program, &arena, weights, limits(), (team(2), Isa::detect())).expect("prepared")
+    let arena = Arena::new(program, RoundLimits { ubatch_tokens: UBATCH_TOKENS, output_tokens: UBATCH_TOKENS });
+    let weights = WeightStore::load(model, program, Precision::Fast).expect("weights");
+    Executor::new(program, &arena, weights, limits(), (team(threads), Isa::detect())).expect("prepared")
 }
 
 /// Feeds `ids` from position `first` in rounds of `ubatch`; all logits.

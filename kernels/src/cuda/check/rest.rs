@@ -8,7 +8,7 @@ use crate::cpu::ops::elementwise::Glu;
 use crate::cpu::ops::oracle;
 use crate::cpu::ops::rope::{RopePairing, RopeParams, RopeScaling, RopeTable};
 use crate::cuda::attention::{Attend, Method, Partials};
-use crate::cuda::experts::{Sorted, sort};
+use crate::cuda::experts::{Sorted, held_ids, sort};
 use crate::cuda::ops::{self, CacheType, KvCache, RopeShape, RoundInputs};
 use crate::cuda::recurrent::{States, causal_conv};
 use crate::cuda::rows::{self, Residual};
@@ -25,10 +25,11 @@ pub(super) type Check = fn(&mut Bench) -> Result<(), String>;
 /// # Errors
 /// The first that fails.
 pub fn check_rest(machine: &mut dyn Machine) -> Result<(), String> {
-    let checks: [(&str, Check); 12] = [
+    let checks: [(&str, Check); 13] = [
         ("embedding rows", embedding),
         ("panels taken apart", panels),
         ("entries sorted by expert", sorting),
+        ("experts in two places", held_experts),
         ("forms of activations", forms),
         ("norm with residual", norm_with_residual),
         ("gated unit in forms", glu_forms),
@@ -141,6 +142,39 @@ fn sorting(bench: &mut Bench) -> Result<(), String> {
         }
     }
     Ok(())
+}
+
+/// Places among held experts, and the sum of those alone: what others compute is not read.
+fn held_experts(bench: &mut Bench) -> Result<(), String> {
+    let (tokens, chosen, cols, experts) = (67, 6, 40, 512);
+    let held: Vec<u32> = (0..experts).filter(|e| e % 3 == 0 || (64..100).contains(e)).collect();
+    let mut random = Random::new(4);
+    let mut ids: Vec<i32> = (0..tokens * chosen).map(|_| ((random.next() >> 33) % u64::from(experts)) as i32).collect();
+    ids[..2].copy_from_slice(&[0, 511]);
+    let want: Vec<i32> =
+        ids.iter().map(|&id| held.binary_search(&(id as u32)).map_or(-1, |place| place as i32)).collect();
+    let ids = View { data: bench.put(&ids)?, stride: chosen as u32, cols: chosen as u32 };
+    let places = bench.room_rows(tokens, chosen)?;
+    let mut x = normals(&mut random, tokens * chosen * cols, 1.0);
+    let weights = normals(&mut random, tokens * chosen, 1.0);
+    let mut sums = vec![0.0; tokens * cols];
+    for (entry, place) in want.iter().enumerate() {
+        let term = &mut x[entry * cols..][..cols];
+        match place {
+            -1 => term.fill(f32::NAN),
+            _ => term.iter().zip(&mut sums[entry / chosen * cols..][..cols]).for_each(|(x, sum)| {
+                *sum += f64::from(*x) * f64::from(weights[entry]);
+            }),
+        }
+    }
+    let (x, weights) = (bench.put_rows(&x, chosen * cols)?, bench.put_rows(&weights, chosen)?);
+    let out = bench.room_rows(tokens, cols)?;
+    let sum = ops::held_sum(x, chosen as u32, weights, places, View::default(), out, tokens as u32);
+    bench.run([held_ids(ids, held.into_iter(), places, tokens as u32), sum])?;
+    if bench.get::<i32>(places.data, want.len())? != want {
+        return Err("places differ".to_owned());
+    }
+    judge("sum of held experts", relative_norm(&bench.get::<f32>(out.data, sums.len())?, &sums), 1e-6)
 }
 
 /// All forms of some rows in device memory.

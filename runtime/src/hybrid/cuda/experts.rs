@@ -5,11 +5,12 @@ use super::lower::Lower;
 use super::{at, gpu_layout};
 use crate::Error;
 use kernels::cpu::ops::router::{RouterScore, RouterWeights};
-use kernels::cuda::experts::{InputRows, Routing, Slots, Sorted, grouped, route, slots, sort};
+use kernels::cuda::experts::{EXPERTS_MAX, InputRows, Routing, Slots, Sorted, grouped, held_ids, route, slots, sort};
 use kernels::cuda::product::{Form, PARTS_MAX, Part};
 use kernels::cuda::{DevicePtr, View, ops, product};
 use plan_format::WeightId;
 use plan_format::program::{self, ExpertInput, OpKind, Rows};
+use plan_format::sizes::experts_in;
 
 /// Where a sorted routing lies.
 #[derive(Clone, Copy)]
@@ -140,6 +141,38 @@ impl Lower<'_> {
         });
     }
 
+    /// Where each chosen expert is among those that a part holds.
+    pub(super) fn held_ids(
+        &mut self,
+        ids: program::View,
+        held: &[program::Part],
+        out: program::View,
+    ) -> Result<(), Error> {
+        if held.last().is_some_and(|part| part.end > EXPERTS_MAX) {
+            return Err(Error::Program { what: "more divided experts than the GPU's kernel takes" });
+        }
+        let (ids, rows, place) = (self.view(ids), self.rows_of(out), self.view(out));
+        let held: Vec<u32> = experts_in(held).collect();
+        self.emit(move |args, out| out.push(held_ids(ids, held.iter().copied(), place, args.rows(rows))));
+        Ok(())
+    }
+
+    /// The sum over the chosen experts that a part holds.
+    pub(super) fn held_sum(
+        &mut self,
+        x: program::View,
+        chosen: u32,
+        weights: Option<program::View>,
+        ids: program::View,
+        sum: program::View,
+    ) {
+        let (x, weights) = (self.view(x), weights.map_or(View::default(), |weights| self.view(weights)));
+        let (ids, rows, sum) = (self.view(ids), self.rows_of(sum), self.view(sum));
+        self.emit(move |args, out| {
+            out.push(ops::held_sum(x, chosen, weights, ids, View::default(), sum, args.rows(rows)));
+        });
+    }
+
     pub(super) fn router(&mut self, kind: &OpKind) -> Result<(), Error> {
         let OpKind::Router { logits, select_bias, router, ids, weights } = kind else {
             return Err(Error::Program { what: "a router that is none" });
@@ -159,7 +192,7 @@ impl Lower<'_> {
             },
             scale: router.scale,
         };
-        if routing.experts > kernels::cuda::experts::EXPERTS_MAX {
+        if routing.experts > EXPERTS_MAX {
             return Err(Error::Program { what: "a router over more experts than the GPU's kernel takes" });
         }
         let bias = self.small(*select_bias)?;

@@ -245,6 +245,8 @@ impl Lower<'_> {
             }
             OpKind::HeadMatMul { heads, weight, out, .. } => self.head_mat_mul(index, *heads, *weight, *out)?,
             OpKind::ExpertSum { x, chosen, weights, out } => self.expert_sum(index, *x, *chosen, *weights, *out),
+            OpKind::HeldIds { ids, held, out } => self.held_ids(*ids, held, *out)?,
+            OpKind::HeldSum { x, chosen, weights, ids, out } => self.held_sum(*x, *chosen, *weights, *ids, *out),
             OpKind::Router { .. } => self.router(&kind)?,
             OpKind::Attention { q, cache, attention, out } => self.attention(index, *q, *cache, attention, *out)?,
             OpKind::StoreKv { k, v, cache } => self.store_kv(*k, *v, *cache)?,

@@ -135,6 +135,5 @@ fn tiles_max(entries: u32, experts: u32) -> u32 {
 
 /// Matrices of a stack.
 pub fn stack(program: &Program, weight: plan_format::WeightId) -> u32 {
-    let tensor = program.weights[weight.index()].tensor;
-    program.tensors[tensor.index()].dims.get(2).map_or(1, |&count| count as u32)
+    program.held(weight).dims[2] as u32
 }
