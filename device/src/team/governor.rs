@@ -46,6 +46,11 @@ pub struct Pressure {
 }
 
 impl Pressure {
+    /// Whether no worker lost more than wake-ups cost.
+    pub fn is_calm(&self) -> bool {
+        self.worst_share < CALM_SHARE
+    }
+
     /// The slowdown that the worst worker saw: 1 when nobody else runs, 2 beside one equal competitor.
     pub fn slowdown(&self) -> f32 {
         1.0 / (1.0 - self.worst_share.clamp(0.0, 0.99))
@@ -82,7 +87,7 @@ impl Mood {
 /// The next mood. `idle_cpus`: usable CPUs on which nothing ran lately; `active` of `cpus` CPUs belong to workers.
 pub fn decide(mood: Mood, pressure: Pressure, idle_cpus: usize, active: usize, cpus: usize) -> Mood {
     let contested = pressure.worst_share > CONTESTED_SHARE;
-    let calm = pressure.worst_share < CALM_SHARE;
+    let calm = pressure.is_calm();
     let mut next = Mood {
         contested_looks: if contested { mood.contested_looks + 1 } else { 0 },
         calm_looks: if calm { mood.calm_looks + 1 } else { 0 },
