@@ -44,6 +44,11 @@ impl ProductCase {
         ProductCase { ty, rows, cols: 4096, tokens: tokens as usize }
     }
 
+    /// A matrix of one token so large that memory is asked without a pause, as by a layer's own.
+    pub fn large(ty: WeightType) -> ProductCase {
+        ProductCase { ty, rows: 4 * 4096, cols: 4096, tokens: 1 }
+    }
+
     /// One expert's matrix.
     pub fn expert(ty: WeightType, tokens: u32) -> ProductCase {
         ProductCase { ty, rows: 768, cols: 2048, tokens: tokens as usize }
