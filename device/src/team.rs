@@ -158,8 +158,8 @@ impl Team {
         self.active = workers.clamp(1, self.threads());
     }
 
-    /// Sets how long waits of the following rounds spin before they sleep; those of a pinned team that has its cores for
-    /// itself spin for [`SPIN_US_CALM`] if that is longer.
+    /// Sets how long waits of the following rounds spin before they sleep; those of a pinned team that has its cores
+    /// for itself spin for [`SPIN_US_CALM`] if that is longer.
     pub fn set_spin_us(&mut self, spin_us: u32) {
         self.spin_us = spin_us;
         self.crew.spin_ns.store(spin_ns(spin_us, self.pressure()), Ordering::Relaxed);
