@@ -154,7 +154,7 @@ fn absurd_profiles_are_refused_by_the_name_of_the_field() {
     fn gpu(profile: &mut Profile) -> &mut planner::profile::Gpu {
         profile.gpu.as_mut().unwrap()
     }
-    let cases: [(Change, &str); 31] = [
+    let cases: [(Change, &str); 34] = [
         (|p| p.contention[4].threads = 5000, "contention[4].threads = 5000"),
         (|p| p.contention[4].threads = 17, "contention[4].threads = 17"),
         (|p| p.curves[0].threads = 5000, "curves[0].threads = 5000"),
@@ -171,6 +171,9 @@ fn absurd_profiles_are_refused_by_the_name_of_the_field() {
         (|p| gpu(p).context_mib = u64::MAX, "gpu.context_mib = 18446744073709551615"),
         (|p| gpu(p).memory_gb_per_s = 1e300, "gpu.memory_gb_per_s"),
         (|p| gpu(p).host_to_device[5].size_kib = u64::MAX, "gpu.host_to_device[5].size_kib = 18446744073709551615"),
+        (|p| gpu(p).zero_copy_gb_per_s = 1e-30, "gpu.zero_copy_gb_per_s"),
+        (|p| p.memory.storage_gb_per_s = 1e-30, "memory.storage_gb_per_s"),
+        (|p| p.curves[0].gb_per_s[0] = 1e-300, "curves[0].gb_per_s"),
         (|p| p.latency.gpu_op_us = -1.0, "latency.gpu_op_us = -1"),
         (|p| p.memory.total_mib = 0, "memory.total_mib = 0"),
         (|p| p.memory.available_mib = 99_999_999, "memory.available_mib = 99999999"),
