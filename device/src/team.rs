@@ -101,11 +101,11 @@ impl Team {
             return Err(DeviceError::TeamSize { threads, limit: THREADS_MAX });
         }
         let places = Places::new(&config);
-        let crew = Arc::new(Crew::new(threads, places.spin_ns));
+        let spin_us = places.spin_us;
+        let crew = Arc::new(Crew::new(threads, spin_ns(spin_us, Pressure::default())));
         let all_cpus = crate::affinity::process_cpus().to_vec();
         let mut governor = (!places.cpus.is_empty()).then(|| Governor::new(places.cpus.clone(), all_cpus));
         let handles = Vec::with_capacity(threads - 1);
-        let spin_us = places.spin_ns / 1000;
         let mut team = Self { crew, handles, active: threads, spin_us, governor: None, caller_before: None };
         if let Some(governor) = &mut governor {
             let movable = if config.caller == CallerPinning::Pin { Movable::Yes } else { Movable::No };
@@ -162,7 +162,15 @@ impl Team {
     /// for itself spin for [`SPIN_US_CALM`] if that is longer.
     pub fn set_spin_us(&mut self, spin_us: u32) {
         self.spin_us = spin_us;
-        self.crew.spin_ns.store(spin_ns(spin_us, self.pressure()), Ordering::Relaxed);
+        self.spin();
+    }
+
+    /// Tells the workers how long to spin. Only a change is written: they all read that word in every round.
+    fn spin(&self) {
+        let spin_ns = spin_ns(self.spin_us, self.pressure());
+        if self.crew.spin_ns.load(Ordering::Relaxed) != spin_ns {
+            self.crew.spin_ns.store(spin_ns, Ordering::Relaxed);
+        }
     }
 
     /// Runs `work` once on every active worker and returns when all are through. Worker 0 is the calling thread; only
@@ -175,7 +183,7 @@ impl Team {
         let outcome = self.crew.round(Job::new(&work), self.active as u32);
         if let Some(governor) = &mut self.governor {
             governor.after_round(self.active);
-            self.crew.spin_ns.store(spin_ns(self.spin_us, governor.pressure()), Ordering::Relaxed);
+            self.spin();
         }
         outcome
     }
@@ -222,16 +230,16 @@ impl Drop for Team {
 /// Which CPU each worker gets, and how long waits may spin there.
 struct Places {
     cpus: Vec<CpuId>,
-    spin_ns: u32,
+    spin_us: u32,
 }
 
 impl Places {
     fn new(config: &TeamConfig) -> Self {
-        let spin_ns = config.spin_us.saturating_mul(1000);
+        let spin_us = config.spin_us;
         match &config.pinning {
-            Pinning::Free => Self { cpus: Vec::new(), spin_ns },
-            Pinning::Cpus(cpus) if cpus.len() < config.threads => Self { cpus: Vec::new(), spin_ns: 0 },
-            Pinning::Cpus(cpus) => Self { cpus: cpus.clone(), spin_ns },
+            Pinning::Free => Self { cpus: Vec::new(), spin_us },
+            Pinning::Cpus(cpus) if cpus.len() < config.threads => Self { cpus: Vec::new(), spin_us: 0 },
+            Pinning::Cpus(cpus) => Self { cpus: cpus.clone(), spin_us },
         }
     }
 

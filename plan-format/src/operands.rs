@@ -3,7 +3,15 @@
 //! Next: `verify/mod.rs`.
 
 use crate::ids::{RopeId, StateId, ValueId, WeightId};
-use crate::program::{DeltaNet, MatMulPart, OpKind, View};
+use crate::program::{DeltaNet, Item, MatMulPart, Op, OpKind, Program, View};
+
+impl Program {
+    /// The operators of one of its items.
+    pub fn ops_of(&self, item: &Item) -> &[Op] {
+        let first = item.first_op as usize;
+        &self.ops[first..first + item.op_count as usize]
+    }
+}
 
 /// Columns of a value that an operator touches: `groups` runs of `width` columns whose starts are `stride` apart.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -3,9 +3,8 @@
 
 mod support;
 
-use device::sim::Faults;
 use fixtures::REFERENCE_MODELS;
-use support::{Mixture, all_cpu, feed, hybrid, plan, prompt, sim};
+use support::{Mixture, all_cpu, feed, plan, prompt, same_bits};
 
 #[track_caller]
 fn check(mixture: Mixture) {
@@ -15,15 +14,8 @@ fn check(mixture: Mixture) {
 #[track_caller]
 fn check_some(names: &[&str], mixture: Mixture) {
     for &name in names {
-        let ids = prompt(name);
-        let expected = feed(&mut all_cpu(name), &ids, 0, 7).expect("a good round");
-        let plan = plan(name, mixture);
-        let mut executor = hybrid(name, &plan, &sim(Faults::none())).unwrap_or_else(|e| panic!("{name}: {e}"));
-        for ubatch in [64, 1, 5] {
-            executor.clear(0).expect("a sound GPU");
-            let got = feed(&mut executor, &ids, 0, ubatch).unwrap_or_else(|e| panic!("{name} {mixture:?}: {e}"));
-            assert!(got == expected, "{name} {mixture:?}, ubatch {ubatch}: other bits than the CPU's");
-        }
+        let expected = feed(&mut all_cpu(name), &prompt(name), 0, 7).expect("a good round");
+        same_bits(name, &plan(name, mixture), &expected, mixture);
     }
 }
 

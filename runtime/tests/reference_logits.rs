@@ -8,7 +8,7 @@ use fixtures::npy::Array;
 use kernels::cpu::Isa;
 use plan_format::arena::{Arena, RoundLimits};
 use runtime::exec::{Executor, KvType, Limits, Precision, Round, Span, WeightStore};
-use support::{prompt, without_flips};
+use support::{prompt, relative_error, without_flips};
 
 const CONTEXT_TOKENS: usize = 512;
 
@@ -43,13 +43,6 @@ fn more_logits(executor: &mut Executor, tokens: &[u32], first: u32) -> Vec<f32> 
     let round = Round { tokens, positions: &positions, spans: &spans, outputs: &outputs };
     let view = executor.run(&round).expect("a good round");
     (0..view.rows()).flat_map(|row| view.row(row).to_vec()).collect()
-}
-
-/// L2 norm of the difference over that of the reference.
-fn relative_error(reference: &[f32], got: &[f32]) -> f64 {
-    let square = |x: f32| f64::from(x) * f64::from(x);
-    let difference: f64 = reference.iter().zip(got).map(|(a, b)| square(a - b)).sum();
-    (difference / reference.iter().map(|a| square(*a)).sum::<f64>()).sqrt()
 }
 
 fn reference(name: &str, kind: &str) -> Array<f32> {

@@ -34,8 +34,7 @@ pub fn program_text(program: &Program) -> String {
             let state = &program.states[state.index()];
             line(&mut text, format_args!("  state {} {}", state.name, state_text(&state.kind)));
         }
-        let first = item.first_op as usize;
-        for op in &program.ops[first..first + item.op_count as usize] {
+        for op in program.ops_of(item) {
             line(&mut text, format_args!("  {}", tables.op(&op.kind)));
         }
     }

@@ -166,9 +166,7 @@ fn promotion_shape(plan: &Plan, promotion: &Promotion) -> Result<(), Problem> {
 /// What streaming an item brings at least: all of its matrices, and of expert stacks what one token chooses.
 fn streamed_bytes_least(program: &Program, item: usize) -> u64 {
     let item = &program.items[item];
-    let first = item.first_op as usize;
-    let ops = &program.ops[first..first + item.op_count as usize];
-    let chosen = ops.iter().find_map(|op| match op.kind {
+    let chosen = program.ops_of(item).iter().find_map(|op| match op.kind {
         OpKind::ExpertMatMul { chosen, .. } => Some(u64::from(chosen)),
         _ => None,
     });

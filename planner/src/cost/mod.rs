@@ -117,6 +117,18 @@ pub struct UbatchFacts {
     pub state_bytes: Vec<u64>,
 }
 
+impl UbatchFacts {
+    /// What rounds work in on the GPU: activations and what kernels take besides.
+    pub fn work_bytes(&self) -> u64 {
+        self.arena_bytes + self.gpu_work_bytes
+    }
+
+    /// All that rounds take on the GPU but slots: the same and their inputs.
+    pub fn round_bytes(&self) -> u64 {
+        self.work_bytes() + self.gpu_input_bytes
+    }
+}
+
 /// A model on a device: everything that the algorithms read.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Problem {

@@ -142,8 +142,7 @@ fn facts(program: &Program, edges: &Edges) -> Vec<ItemFacts> {
 
 /// Operators of an item.
 fn ops<'p>(program: &'p Program, item: &Item) -> impl Iterator<Item = &'p OpKind> {
-    let first = item.first_op as usize;
-    program.ops[first..first + item.op_count as usize].iter().map(|op| &op.kind)
+    program.ops_of(item).iter().map(|op| &op.kind)
 }
 
 /// Which items read from which, and what of an item's output others read.

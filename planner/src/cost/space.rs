@@ -68,8 +68,7 @@ pub(super) fn input_bytes(program: &Program, limits: RoundLimits) -> u64 {
 /// Inputs of an item's products in the forms that kernels read: half precision with a scale per row, and bytes.
 fn form_bytes(program: &Program, item: &Item, limits: RoundLimits) -> u64 {
     let mut views: Vec<View> = Vec::new();
-    let first = item.first_op as usize;
-    for op in &program.ops[first..first + item.op_count as usize] {
+    for op in program.ops_of(item) {
         if let OpKind::MatMul { x, .. } | OpKind::ExpertMatMul { x, .. } | OpKind::HeadMatMul { x, .. } = &op.kind
             && !views.contains(x)
         {

@@ -106,18 +106,12 @@ impl Layer {
             |kind: ItemKind| program.items.iter().position(|item| (item.kind, item.layer) == (kind, Some(layer)));
         let (router, input) = (find(ItemKind::Router)?, find(ItemKind::ExpertsInput)?);
         let output = find(ItemKind::ExpertsOutput).filter(|&output| output == input + 1 && router < input)?;
-        let (ids, experts) = ops(program, router).find_map(|kind| match kind {
+        let (ids, experts) = program.ops_of(&program.items[router]).iter().find_map(|op| match &op.kind {
             OpKind::Router { ids, router, .. } => Some((*ids, router.experts)),
             _ => None,
         })?;
         Some(Layer { router, input, output, ids, experts })
     }
-}
-
-fn ops(program: &Program, item: usize) -> impl Iterator<Item = &OpKind> {
-    let item = &program.items[item];
-    let first = item.first_op as usize;
-    program.ops[first..first + item.op_count as usize].iter().map(|op| &op.kind)
 }
 
 struct Writer<'a> {
@@ -134,8 +128,7 @@ struct Renamed {
 
 impl Writer<'_> {
     fn ops_of(&self, item: &Item) -> Vec<OpKind> {
-        let first = item.first_op as usize;
-        self.from.ops[first..first + item.op_count as usize].iter().map(|op| op.kind.clone()).collect()
+        self.from.ops_of(item).iter().map(|op| op.kind.clone()).collect()
     }
 
     /// Appends an item with these operators.

@@ -37,7 +37,7 @@ struct Room {
 impl Room {
     /// What activations of few tokens and their slots leave.
     fn new(ubatch: &UbatchFacts, temporary: &Temporary) -> Room {
-        let slots_at_bytes = (ubatch.arena_bytes + ubatch.gpu_work_bytes).next_multiple_of(ALIGN_BYTES);
+        let slots_at_bytes = ubatch.work_bytes().next_multiple_of(ALIGN_BYTES);
         let begin_bytes = ubatch.few_bytes.next_multiple_of(ALIGN_BYTES);
         Room { begin_bytes, slots_at_bytes, end_bytes: slots_at_bytes + temporary.few_at_bytes() }
     }

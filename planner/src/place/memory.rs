@@ -23,8 +23,7 @@ pub struct Budget {
 
 /// GPU memory that no placement can avoid.
 pub fn fixed_bytes(problem: &Problem, gpu: &Gpu, ubatch: &UbatchFacts) -> u64 {
-    let round_bytes = ubatch.arena_bytes + ubatch.gpu_work_bytes + ubatch.gpu_input_bytes;
-    ((gpu.context_mib + gpu.kernels_mib) << 20) + problem.small_weight_bytes + round_bytes
+    ((gpu.context_mib + gpu.kernels_mib) << 20) + problem.small_weight_bytes + ubatch.round_bytes()
 }
 
 /// GPU memory of an item when resident.
@@ -129,7 +128,7 @@ pub fn regions(
         (Region::GpuKernels, mib(|gpu| gpu.kernels_mib)),
         (Region::GpuWeights, weights(Home::Resident) + on_gpu(small)),
         (Region::GpuStates, states(true)),
-        (Region::GpuArena, on_gpu(ubatch.arena_bytes + ubatch.gpu_work_bytes + ubatch.gpu_input_bytes)),
+        (Region::GpuArena, on_gpu(ubatch.round_bytes())),
         (Region::GpuSlots, slots.total_bytes()),
         (Region::HostPinned, weights(Home::Host(HostMemory::Pinned))),
         (Region::HostPageable, weights(Home::Host(HostMemory::Pageable)) + small),

@@ -143,7 +143,7 @@ pub fn compare(query: &Query<'_>, decision: &Decision) -> Option<Comparison> {
     let room_bytes = query.budget.vram_bytes.saturating_sub(fixed_bytes(problem, gpu, smallest));
     let bytes: Vec<u64> = (0..problem.items.len()).map(|item| item_bytes(problem, smallest, item)).collect();
     // Decode rounds may use what prefill needs for its activations.
-    let spare_bytes = (smallest.arena_bytes + smallest.gpu_work_bytes).saturating_sub(smallest.few_bytes);
+    let spare_bytes = smallest.work_bytes().saturating_sub(smallest.few_bytes);
     let decode_room_bytes = room_bytes + spare_bytes;
     let floor = |case, room_bytes| any_floor(problem, query.profile, case, &bytes, room_bytes);
     let decode_floor = floor(workload.decode.0, decode_room_bytes);

@@ -210,7 +210,7 @@ fn grouped_place(cols: usize) -> Place {
 
 /// By expert up to the last one of these ranges: its place among them, −1 for those between.
 pub fn places_of(held: &[program::Part]) -> Vec<i32> {
-    let mut places = vec![-1; held.last().map_or(0, |part| part.end as usize)];
+    let mut places = vec![ELSEWHERE; held.last().map_or(0, |part| part.end as usize)];
     for (place, expert) in experts_in(held).enumerate() {
         places[expert as usize] = place as i32;
     }

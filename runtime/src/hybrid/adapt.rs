@@ -15,7 +15,7 @@ use super::conditions::{Conditions, FORGOTTEN, KnownTeam, stretch};
 use super::sense::{Senses, Window, apart};
 use device::clock::Nanos;
 use plan_format::artifact::Plan;
-use plan_format::costs::{CostModel, Load, crowding};
+use plan_format::costs::{CostModel, Load};
 use plan_format::evaluate::{Horizon, Prepared, Scratch, evaluate};
 use plan_format::schedule::Phase;
 use std::fmt;
@@ -469,7 +469,7 @@ impl Chosen {
     /// The team of `before` threads goes, that of `after` comes.
     fn another_team(&mut self, (before, after): (u16, u16), conditions: &Conditions) {
         let ratio = conditions.ratios[0] / conditions.crowding;
-        let crowding = crowding(f64::from(after), conditions.free_cores.max(0.25));
+        let crowding = conditions.crowding_of(after);
         let expected = self.known(after, conditions).unwrap_or(ratio);
         self.known.retain(|team| team.threads != before);
         if self.known.len() == KNOWN_MOST {

@@ -2,13 +2,15 @@
 //! contention looks like. Pure. Next: `adapt.rs`.
 
 use super::sense::{Resource, apart};
-use plan_format::costs::{CaseCosts, CostModel, Load};
+use plan_format::costs::{CaseCosts, CostModel, Load, crowding};
 use plan_format::evaluate::{Prepared, Scratch, busy};
 
 /// How far the load must have moved until a schedule that failed is taken again.
 pub const FORGOTTEN: f64 = 0.3;
 /// Rounds for which it is remembered how slow a team was.
 const KNOWN_ROUNDS: u64 = 500;
+/// Cores that a team has at least: with none it would never end.
+const CORES_LEAST: f64 = 0.25;
 /// Part of a core by which a team may be larger than what is free.
 const ABOUT_FREE: f64 = 0.5;
 
@@ -88,7 +90,16 @@ impl Conditions {
         let common = cpu / self.crowding;
         let has_cores = f64::from(threads) <= self.free_cores + ABOUT_FREE;
         let assumed = if threads > present && has_cores && common > 1.0 { common.sqrt() } else { common };
-        Load { cpu: known.unwrap_or(assumed), gpu, link, free_threads: self.free_cores.max(0.25) }
+        Load { cpu: known.unwrap_or(assumed), gpu, link, free_threads: self.cores_left() }
+    }
+
+    fn cores_left(&self) -> f64 {
+        self.free_cores.max(CORES_LEAST)
+    }
+
+    /// What shared cores slow a team of `threads` down by.
+    pub fn crowding_of(&self, threads: u16) -> f64 {
+        crowding(f64::from(threads), self.cores_left())
     }
 }
 

@@ -18,7 +18,7 @@ use runtime::exec::{Executor, HostPlace, KvType, Limits, Precision, WeightStore}
 use runtime::hybrid::cuda::{self, CudaMaker};
 use runtime::hybrid::{GpuSide, HandOver};
 use std::sync::Arc;
-use support::{CONTEXT_TOKENS, Mixture, all_cpu, feed, model, plan, prompt, team, without_flips};
+use support::{CONTEXT_TOKENS, Mixture, all_cpu, feed, model, plan, prompt, relative_error, team, without_flips};
 
 /// Relative L2 distance of the logits of two ways to compute with 8-bit or 16-bit activations, expert flips aside.
 const DISTANCE_MAX: f64 = 0.06;
@@ -38,13 +38,6 @@ fn executor(name: &str, mixture: Mixture, gpu: Arc<dyn Gpu>) -> Result<Executor,
     Executor::with_gpu(&plan, weights, limits, (team(2), Isa::detect()), side)
 }
 
-fn distance(a: &[f32], b: &[f32]) -> f64 {
-    assert_eq!(a.len(), b.len());
-    let square = |x: f32| f64::from(x) * f64::from(x);
-    let difference: f64 = a.iter().zip(b).map(|(a, b)| square(a - b)).sum();
-    (difference / b.iter().map(|b| square(*b)).sum::<f64>()).sqrt()
-}
-
 /// Every distance that is too large, and whatever else goes wrong, in words.
 fn faults_on(name: &str, mixture: Mixture, gpu: &Arc<dyn Gpu>, ubatches: &[usize]) -> Vec<String> {
     let ids = prompt(name);
@@ -59,7 +52,7 @@ fn faults_on(name: &str, mixture: Mixture, gpu: &Arc<dyn Gpu>, ubatches: &[usize
         let got = executor.clear(0).and_then(|()| feed(&mut executor, &ids, 0, ubatch));
         let outcome = got.map(|got| {
             let (got, expected) = without_flips(name, &got, &expected);
-            distance(&got, &expected)
+            relative_error(&expected, &got)
         });
         println!("{what}, ubatch {ubatch}: distance {outcome:.5?}");
         if !outcome.as_ref().is_ok_and(|distance| *distance < DISTANCE_MAX) {
@@ -137,7 +130,7 @@ fn experts_lie_in_two_places() {
                 feed(&mut executor, &ids, 0, ubatch).expect("good rounds")
             };
             let (got, expected) = without_flips(name, &logits(mixture), &logits(Mixture::Resident));
-            let distance = distance(&got, &expected);
+            let distance = relative_error(&expected, &got);
             println!("{name} {mixture:?}, ubatch {ubatch}: distance {distance:.5}");
             assert!(distance < DISTANCE_MAX, "{name} {mixture:?}, ubatch {ubatch}: {distance}");
         }

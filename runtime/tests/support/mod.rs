@@ -439,6 +439,26 @@ pub fn without_flips(name: &str, a: &[f32], b: &[f32]) -> (Vec<f32>, Vec<f32>) {
     (a.concat(), b.concat())
 }
 
+/// L2 norm of the difference over that of the reference.
+pub fn relative_error(reference: &[f32], got: &[f32]) -> f64 {
+    assert_eq!(reference.len(), got.len());
+    let square = |x: f32| f64::from(x) * f64::from(x);
+    let difference: f64 = reference.iter().zip(got).map(|(a, b)| square(a - b)).sum();
+    (difference / reference.iter().map(|a| square(*a)).sum::<f64>()).sqrt()
+}
+
+/// A plan on the simulated GPU gives the bits of `expected` for the reference prompt, in rounds of any size.
+#[track_caller]
+pub fn same_bits(name: &str, plan: &Plan, expected: &[f32], what: impl std::fmt::Debug) {
+    let ids = prompt(name);
+    let mut executor = hybrid(name, plan, &sim(Faults::none())).unwrap_or_else(|e| panic!("{name}: {e}"));
+    for ubatch in [64, 1, 5] {
+        executor.clear(0).expect("a sound GPU");
+        let got = feed(&mut executor, &ids, 0, ubatch).unwrap_or_else(|e| panic!("{name} {what:?}: {e}"));
+        assert!(got == expected, "{name} {what:?}, ubatch {ubatch}: other bits than the CPU's");
+    }
+}
+
 /// The reference prompt of a model.
 pub fn prompt(name: &str) -> Vec<u32> {
     let json = reference_json(name);
