@@ -59,9 +59,24 @@ fn a_trace_shows_parts_transfers_moves_and_waits_of_one_round() {
     let transfers = named("GPU transfer");
     assert!(transfers.len() >= promoted && transfers.iter().all(|name| name.starts_with("transfer ")));
     assert!(named("CPU worker 0").iter().any(|name| name.contains("ffn")));
-    assert!(named("executor").iter().all(|name| name == "wait for the GPU"));
+    let executor_does = ["wait for the GPU", "queue work for the GPU"];
+    assert!(named("executor").iter().all(|name| executor_does.contains(&name.as_str())));
     let spans = events.iter().filter(|event| event["ph"] == "X");
     assert!(spans.clone().all(|event| event["dur"].as_f64().is_some_and(|dur| dur >= 0.0)));
+}
+
+#[test]
+fn a_trace_of_one_token_shows_every_operator_when_asked_for() {
+    let program = plan("qwen3", Mixture::Host).program;
+    for (timing, sees_norms) in [(Timing::Sampled, false), (Timing::On, true)] {
+        let mut executor = all_cpu("qwen3");
+        executor.time_gpu(timing);
+        feed(&mut executor, &prompt("qwen3")[..1], 0, 1).expect("a good round");
+        let trace = executor.trace(&program);
+        let shown = |name: &str| trace.matches(&format!("\"{name} ")).count();
+        assert_eq!(shown("rms_norm") >= 2 * program.layers(), sees_norms, "{timing:?}");
+        assert!(shown("mat_mul") >= 2 * program.layers(), "{timing:?}");
+    }
 }
 
 #[test]

@@ -9,7 +9,7 @@ use super::scratch::WorkerScratch;
 use super::shared::{Place, Shared};
 use super::solo::{Solo, group_once};
 use super::states::{Piece, Rewind, StateSnapshot, States};
-use super::trace::Trace;
+use super::trace::{Detail, Trace};
 use super::watch::{Watched, watched};
 use super::weights::{Precision, WeightStore};
 use crate::Error;
@@ -363,8 +363,9 @@ impl Executor {
         self.prepared.sizes.hits.of_layers(program, &all)
     }
 
-    /// Whether the GPU's work is timed in the trace.
+    /// Whether the GPU's work is timed in the trace, and all steps of worker 0.
     pub fn time_gpu(&mut self, timing: Timing) {
+        self.trace.set_detail(if timing == Timing::On { Detail::AllSteps } else { Detail::Meetings });
         if let Some(hybrid) = &self.hybrid {
             lock(&hybrid.driver).time(timing);
         }

@@ -1,5 +1,7 @@
 //! What ran when in the last rounds: rings that every worker and the executor fill as they go, and their export as one
-//! Chrome trace of a round. Costs two looks at the clock a step and worker. Not here: the rings (`device::trace`).
+//! Chrome trace of a round. Costs two looks at the clock a step and worker; in rounds of one token, whose light steps
+//! take no longer than that, steps without a barrier are only seen on worker 0 and when somebody asks for a trace.
+//! Not here: the rings (`device::trace`).
 
 use device::clock::{Clock, Nanos};
 use device::trace::{Entry, Ring, Track, chrome_trace};
@@ -26,6 +28,10 @@ pub enum Label {
     Wait,
     /// Another schedule than in the round before, by number.
     Switch(u32),
+    /// An item's weights on their way to where rounds of few tokens hold them.
+    Hold(u32),
+    /// Work for the GPU is being queued.
+    Queue,
 }
 
 const KIND_SHIFT: u32 = 28;
@@ -41,6 +47,8 @@ impl Label {
             Label::Fill(index) => (4, index),
             Label::Wait => (5, 0),
             Label::Switch(index) => (6, index),
+            Label::Hold(index) => (7, index),
+            Label::Queue => (8, 0),
         };
         kind << KIND_SHIFT | index & INDEX_MASK
     }
@@ -54,7 +62,9 @@ impl Label {
             3 => Label::ToHost,
             4 => Label::Fill(index),
             5 => Label::Wait,
-            _ => Label::Switch(index),
+            6 => Label::Switch(index),
+            7 => Label::Hold(index),
+            _ => Label::Queue,
         }
     }
 
@@ -71,6 +81,8 @@ impl Label {
             Label::Fill(index) => format!("transfer {}", item(index)),
             Label::Wait => "wait for the GPU".to_owned(),
             Label::Switch(index) => format!("switch to schedule {index}"),
+            Label::Hold(index) => format!("hold {}", item(index)),
+            Label::Queue => "queue work for the GPU".to_owned(),
         }
     }
 }
@@ -82,6 +94,16 @@ pub struct Trace {
     /// Written by worker 0: the executor itself and the GPU.
     others: Ring,
     marks: Vec<AtomicU64>,
+    detail: Detail,
+}
+
+/// Which steps of rounds of one token are written down.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Detail {
+    /// Those that end with a barrier.
+    Meetings,
+    /// All steps of worker 0.
+    AllSteps,
 }
 
 impl Trace {
@@ -89,7 +111,23 @@ impl Trace {
     pub fn new(clock: Clock, workers: usize) -> Self {
         let ring = |_| Ring::new(ENTRIES);
         let marks = (0..=workers).map(|_| AtomicU64::new(0)).collect();
-        Self { clock, workers: (0..workers).map(ring).collect(), others: Ring::new(ENTRIES), marks }
+        Self {
+            clock,
+            workers: (0..workers).map(ring).collect(),
+            others: Ring::new(ENTRIES),
+            marks,
+            detail: Detail::Meetings,
+        }
+    }
+
+    /// Which steps are written down from now on.
+    pub fn set_detail(&mut self, detail: Detail) {
+        self.detail = detail;
+    }
+
+    /// Whether all steps of a worker are written down.
+    pub fn sees_all_steps(&self, worker: usize) -> bool {
+        self.detail == Detail::AllSteps && worker == 0
     }
 
     /// A round begins: the one before is history.
@@ -146,7 +184,7 @@ mod tests {
     #[test]
     fn labels_survive_their_encoding() {
         use Label::*;
-        for label in [Op(0), Op(1 << 20), Items(7), ToGpu, ToHost, Fill(3), Wait, Switch(12)] {
+        for label in [Op(0), Op(1 << 20), Items(7), ToGpu, ToHost, Fill(3), Wait, Switch(12), Hold(5), Queue] {
             assert_eq!(Label::decode(label.encode()), label);
         }
     }

@@ -44,7 +44,7 @@ impl Context<'_> {
     ) -> Result<(), Error> {
         let mut outcome = Ok(());
         for step in &steps[part.first.clone()] {
-            outcome = outcome.and(self.task(worker, scratch, &step.task));
+            outcome = outcome.and(self.traced(worker, scratch, step, split));
         }
         // In rounds of one token each worker has its own angles.
         if !part.first.is_empty() && self.solo.is_none() {
@@ -62,16 +62,21 @@ impl Context<'_> {
 
     /// This worker's part of a step, and the barrier after it.
     pub fn step(&self, worker: &Worker, scratch: &mut WorkerScratch, step: &Step, split: usize) -> Result<(), Error> {
-        // In rounds of one token reading the clock would take as long as many a light step.
-        let start = self.trace.filter(|_| step.barrier || self.solo.is_none()).map(Trace::now);
-        let result = self.task(worker, scratch, &step.task);
-        if let (Some(trace), Some(start)) = (self.trace, start) {
-            trace.worker(worker.index(), split, Label::Op(step.op.0), start);
-        }
+        let result = self.traced(worker, scratch, step, split);
         let idle = matches!(&step.task, Task::AttentionJoin(join) if self.segments_apart(join).is_none());
         if step.barrier && !idle {
             worker.barrier();
         }
+        result
+    }
+
+    /// A step, written down: in rounds of one token only where the clock does not take as long as the step.
+    fn traced(&self, worker: &Worker, scratch: &mut WorkerScratch, step: &Step, split: usize) -> Result<(), Error> {
+        let is_seen = |trace: &&Trace| step.barrier || self.solo.is_none() || trace.sees_all_steps(worker.index());
+        let Some(trace) = self.trace.filter(is_seen) else { return self.task(worker, scratch, &step.task) };
+        let start = trace.now();
+        let result = self.task(worker, scratch, &step.task);
+        trace.worker(worker.index(), split, Label::Op(step.op.0), start);
         result
     }
 

@@ -6,13 +6,14 @@
 //! what the commands are (`script.rs`). Next: `bound.rs`.
 
 use super::adapt::{Resource, Sample};
-use super::bound::{Bound, Rounds};
+use super::bound::Bound;
 use super::crossings::Side;
 use super::fills::Fills;
 use super::held::Held;
 use super::inputs::Inputs;
 use super::marks::{Marks, Timing};
 use super::ops::RoundArgs;
+use super::probe::Probe;
 use super::script::{Command, CpuPart, Known, Touch};
 use crate::Error;
 use crate::exec::Round;
@@ -90,31 +91,8 @@ pub struct Driver {
     parts_done: usize,
 }
 
-/// A transfer that can be made at any time.
-#[derive(Clone, Copy, Debug)]
-struct Probe {
-    schedule: usize,
-    promotion: usize,
-}
-
 /// Rounds without transfers after which one is made to sense the link.
 const PROBED_ONE_IN: u32 = 16;
-
-impl Probe {
-    /// The one with the fewest bytes. It must not disturb what is held.
-    fn smallest((bound, held): (&[Bound], &Held), fills: &Fills, program: &Program) -> Option<Probe> {
-        let is_apart = |(_, bound): &(usize, &Bound)| held.is_empty() || bound.rounds == Rounds::Few;
-        let of_schedule = |(schedule, bound): (usize, &Bound)| {
-            let whole = |(promotion, fill): (usize, &usize)| {
-                let item = &program.items[bound.items[promotion] as usize];
-                fills.is_whole(*fill).then(|| (program.item_weight_bytes(item), Probe { schedule, promotion }))
-            };
-            bound.fills.iter().enumerate().filter_map(whole).min_by_key(|(bytes, _)| *bytes)
-        };
-        let apart = bound.iter().enumerate().filter(is_apart);
-        apart.filter_map(of_schedule).min_by_key(|(bytes, _)| *bytes).map(|(_, probe)| probe)
-    }
-}
 
 /// Times that a simulated GPU adds to each hand-over by itself.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -227,7 +205,9 @@ impl Driver {
         self.marks.begin(&*self.gpu, self.timeline.compute_stream(), turn.trace.now())?;
         if self.ahead != Some(turn.schedule) {
             self.forget_ahead()?;
-            self.held.enter(&mut self.timeline, self.bound[turn.schedule].rounds)?;
+            for number in self.held.enter(&mut self.timeline, self.bound[turn.schedule].rounds)? {
+                self.hold(turn, number)?;
+            }
             for index in 0..self.bound[turn.schedule].script.ahead.len() {
                 self.fill(turn, self.bound[turn.schedule].script.ahead[index])?;
             }
@@ -247,6 +227,19 @@ impl Driver {
         for index in 0..self.bound[schedule].script.ahead.len() {
             let promotion = self.bound[schedule].script.ahead[index];
             self.timeline.discard(SlotIndex(self.bound[schedule].slots[promotion]))?;
+        }
+        Ok(())
+    }
+
+    /// Brings a held item.
+    fn hold(&mut self, turn: &Turn, number: usize) -> Result<(), Error> {
+        let mark = self.marks.take(&*self.gpu)?;
+        let item = self.held.bring(&mut self.timeline, number, mark.map(|mark| mark.begin))?;
+        if let Some(mark) = mark {
+            self.gpu.record(self.timeline.transfer_stream(), mark.end)?;
+            let expected_us = turn.case.and_then(|case| case.items.get(item)).map_or(0.0, |item| item.stream_us);
+            let what = (Track::Transfer, 0, Label::Hold(item as u32));
+            self.marks.queued(mark, what, f64::from(expected_us));
         }
         Ok(())
     }
@@ -422,6 +415,16 @@ impl Driver {
 
     /// Queues commands up to number `until`.
     fn queue(&mut self, turn: &Turn, until: usize) -> Result<(), Error> {
+        if self.queued >= until {
+            return Ok(());
+        }
+        let start = turn.trace.now();
+        let outcome = self.queue_commands(turn, until);
+        turn.trace.other(Track::Control, self.parts_done, Label::Queue, (start, turn.trace.now()));
+        outcome
+    }
+
+    fn queue_commands(&mut self, turn: &Turn, until: usize) -> Result<(), Error> {
         while self.queued < until {
             match &self.bound[turn.schedule].script.commands[self.queued] {
                 &Command::WaitCpu(part) => {

@@ -4,13 +4,14 @@
 
 use super::bound::{HeldItem, Rounds};
 use crate::Error;
-use device::timeline::{FillStep, SlotIndex, Timeline};
+use device::gpu::EventId;
+use device::timeline::{SlotIndex, Timeline};
 use std::ops::Range;
 
 /// Held items, and whether they are there.
 pub struct Held {
-    /// Steps that bring each; its slot in the timeline is as far behind the plan's slots.
-    steps: Vec<Vec<FillStep>>,
+    /// Each one's slot in the timeline is as far behind the plan's slots.
+    items: Vec<HeldItem>,
     first_slot: usize,
     is_there: bool,
 }
@@ -18,38 +19,38 @@ pub struct Held {
 impl Held {
     /// Nothing is there yet. The timeline's slots from `first_slot` on are theirs.
     pub fn new(items: Vec<HeldItem>, first_slot: usize) -> Held {
-        Held { steps: items.into_iter().map(|item| item.steps).collect(), first_slot, is_there: false }
+        Held { items, first_slot, is_there: false }
     }
 
     /// Whether nothing is ever held.
     pub fn is_empty(&self) -> bool {
-        self.steps.is_empty()
+        self.items.is_empty()
     }
 
     fn slot(&self, number: usize) -> SlotIndex {
         SlotIndex(self.first_slot + number)
     }
 
-    /// Before a round: rounds of few tokens find the items there or on their way, others find the memory free. The
+    /// Before a round: which items must be brought for it, by number; rounds of many tokens find the memory free. The
     /// compute stream is empty, and transfers for another schedule have been discarded. Errors: the GPU is lost.
-    pub fn enter(&mut self, timeline: &mut Timeline, rounds: Rounds) -> Result<(), Error> {
-        match (rounds, self.is_there) {
-            (Rounds::Few, false) => {
-                for (number, steps) in self.steps.iter().enumerate() {
-                    let slot = self.slot(number);
-                    timeline.reclaim(slot)?;
-                    timeline.fill_in_steps(slot, steps, None)?;
-                }
-            }
-            (Rounds::All, true) => {
-                for number in 0..self.steps.len() {
-                    timeline.vacate(self.slot(number))?;
-                }
-            }
+    pub fn enter(&mut self, timeline: &mut Timeline, rounds: Rounds) -> Result<Range<usize>, Error> {
+        let all = 0..self.items.len();
+        let was_there = std::mem::replace(&mut self.is_there, rounds == Rounds::Few);
+        match (rounds, was_there) {
+            (Rounds::Few, false) => return Ok(all),
+            (Rounds::All, true) => all.into_iter().try_for_each(|number| timeline.vacate(self.slot(number)))?,
             _ => {}
         }
-        self.is_there = rounds == Rounds::Few;
-        Ok(())
+        Ok(0..0)
+    }
+
+    /// Queues what brings an item and returns which one it is. `begun`, if given, is recorded when its memory is free.
+    /// Errors: the GPU is lost.
+    pub fn bring(&self, timeline: &mut Timeline, number: usize, begun: Option<EventId>) -> Result<usize, Error> {
+        let (slot, HeldItem { item, steps }) = (self.slot(number), &self.items[number]);
+        timeline.reclaim(slot)?;
+        timeline.fill_in_steps(slot, steps, begun)?;
+        Ok(*item)
     }
 
     /// Operators queued from now on read these items. Errors: they are not there.

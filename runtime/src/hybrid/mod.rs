@@ -19,6 +19,7 @@ pub(crate) mod inputs;
 pub(crate) mod marks;
 pub(crate) mod memory;
 pub mod ops;
+mod probe;
 pub(crate) mod routed;
 mod script;
 pub(crate) mod select;
