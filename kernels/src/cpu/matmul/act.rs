@@ -1,9 +1,10 @@
 //! Activations in the form that a product reads. Next: `scalar.rs`.
 //!
 //! For block types a row is a sequence of 48-byte blocks of 32 columns: 32 signed bytes, then (little-endian) the
-//! scale, scale times the sum of the bytes (for weights with a min), and -128 times the sum over all 32 and over the
-//! first 16 bytes (the start value that undoes a bias of +128 on the weights). `x = scale * byte`. One form for all
-//! block types, so activations are quantised once even when several matrices of different types read them.
+//! scale, scale times the sum of the bytes (for weights with a min), and the bits of [`BASE`] less 128 times the sum
+//! over all 32 and over the first 16 bytes (start values that undo a bias of +128 on the weights). `x = scale * byte`.
+//! One form for all block types, so activations are quantised once even when several matrices of different types read
+//! them.
 //! For plain numbers a row is the F32 values themselves.
 
 use crate::KernelError;
@@ -12,6 +13,13 @@ use crate::quant::{SUB_COLS, WeightType};
 
 /// Bytes of a block of 32 quantised activations.
 pub(crate) const ACT_BLOCK_BYTES: usize = 48;
+
+/// A number whose last bit counts 1: integers added to its bits are added to it, so that an integer sum which starts
+/// from these bits is read as F32 without a conversion. Sums stay below 2^22 in magnitude: 32 products of 8 bits do.
+pub(crate) const BASE: f32 = 12_582_912.0;
+
+/// The bits of [`BASE`].
+pub(crate) const BASE_BITS: i32 = BASE.to_bits() as i32;
 
 /// Largest magnitude that is taken for zero, so that 127 / it is finite.
 pub(crate) const NEGLIGIBLE: f32 = 1e-35;
@@ -60,8 +68,8 @@ impl ActBlock {
         out[..32].copy_from_slice(&self.quants.map(|q| q as u8));
         out[32..36].copy_from_slice(&self.scale.to_le_bytes());
         out[36..40].copy_from_slice(&self.scaled_sum().to_le_bytes());
-        out[40..44].copy_from_slice(&(-128 * (low + high)).to_le_bytes());
-        out[44..48].copy_from_slice(&(-128 * low).to_le_bytes());
+        out[40..44].copy_from_slice(&(BASE_BITS - 128 * (low + high)).to_le_bytes());
+        out[44..48].copy_from_slice(&(BASE_BITS - 128 * low).to_le_bytes());
     }
 
     /// Reads quants and scale back.

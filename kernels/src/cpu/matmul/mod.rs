@@ -22,7 +22,7 @@ mod source;
 #[cfg(test)]
 mod tests;
 
-pub(crate) use act::{ACT_BLOCK_BYTES, ActBlock, NEGLIGIBLE};
+pub(crate) use act::{ACT_BLOCK_BYTES, ActBlock, BASE, BASE_BITS, NEGLIGIBLE};
 pub use act::{act_row_bytes, prepare_act, prepare_act_pair};
 pub use dispatch::{matmul, matmul_alone};
 pub use exact::matmul_exact;

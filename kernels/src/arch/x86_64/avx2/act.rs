@@ -3,7 +3,7 @@
 
 use std::arch::x86_64::*;
 
-use crate::cpu::matmul::{ACT_BLOCK_BYTES, ActBlock, NEGLIGIBLE};
+use crate::cpu::matmul::{ACT_BLOCK_BYTES, ActBlock, BASE_BITS, NEGLIGIBLE};
 use crate::quant::SUB_COLS;
 
 /// See [`crate::cpu::matmul::prepare_act`].
@@ -60,8 +60,8 @@ fn quantise(x: &[f32; SUB_COLS], largest: f32, out: &mut [u8; ACT_BLOCK_BYTES]) 
     unsafe { _mm256_storeu_si256(out.as_mut_ptr().cast(), bytes) };
     out[32..36].copy_from_slice(&scale.to_le_bytes());
     out[36..40].copy_from_slice(&(scale * whole as f32).to_le_bytes());
-    out[40..44].copy_from_slice(&(-128 * whole).to_le_bytes());
-    out[44..48].copy_from_slice(&(-128 * low).to_le_bytes());
+    out[40..44].copy_from_slice(&(BASE_BITS - 128 * whole).to_le_bytes());
+    out[44..48].copy_from_slice(&(BASE_BITS - 128 * low).to_le_bytes());
 }
 
 #[target_feature(enable = "avx2")]

@@ -95,7 +95,7 @@ unsafe fn start_values<S: Simd<Int = __m256i>, C: Codes, const T: usize>(
     unsafe {
         let mut starts = [_mm256_setzero_si256(); T];
         for (start, act) in starts.iter_mut().zip(acts) {
-            *start = start_value::<S, C>(span, *act).unwrap_or(*start);
+            *start = start_value::<S, C>(span, *act);
         }
         starts
     }
@@ -169,6 +169,12 @@ macro_rules! vectors {
     unsafe fn or(a: __m256i, b: __m256i) -> __m256i {
         // SAFETY: the trait's contract.
         unsafe { _mm256_or_si256(a, b) }
+    }
+
+    #[inline(always)]
+    unsafe fn add32(a: __m256i, b: __m256i) -> __m256i {
+        // SAFETY: the trait's contract.
+        unsafe { _mm256_add_epi32(a, b) }
     }
 
     #[inline(always)]

@@ -112,6 +112,12 @@ impl Simd for Vectors {
     }
 
     #[inline(always)]
+    unsafe fn add32(a: __m512i, b: __m512i) -> __m512i {
+        // SAFETY: the trait's contract.
+        unsafe { _mm512_add_epi32(a, b) }
+    }
+
+    #[inline(always)]
     unsafe fn sub32(a: __m512i, b: __m512i) -> __m512i {
         // SAFETY: the trait's contract.
         unsafe { _mm512_sub_epi32(a, b) }
@@ -310,10 +316,9 @@ unsafe fn starts<C: Codes, const T: usize, const P: usize>(span: Span, acts: &[*
     unsafe {
         let mut starts = [[_mm512_setzero_si512(); T]; P];
         for (t, act) in acts.iter().enumerate() {
-            if let Some(start) = start_value::<Vectors, C>(span, *act) {
-                for starts in &mut starts {
-                    starts[t] = start;
-                }
+            let start = start_value::<Vectors, C>(span, *act);
+            for starts in &mut starts {
+                starts[t] = start;
             }
         }
         starts

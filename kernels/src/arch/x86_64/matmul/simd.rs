@@ -1,6 +1,7 @@
 //! The vector operations that products are made of. Next: `packed.rs`.
 
 use super::packed::{Codes, GROUPS};
+use crate::cpu::matmul::BASE_BITS;
 
 /// Which columns of a sub-block an integer dot product takes; the start value that undoes a bias depends on it.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -71,6 +72,7 @@ pub(crate) trait Simd: Copy {
     unsafe fn and(a: Self::Int, b: Self::Int) -> Self::Int;
     unsafe fn or(a: Self::Int, b: Self::Int) -> Self::Int;
     unsafe fn xor(a: Self::Int, b: Self::Int) -> Self::Int;
+    unsafe fn add32(a: Self::Int, b: Self::Int) -> Self::Int;
     unsafe fn sub32(a: Self::Int, b: Self::Int) -> Self::Int;
     /// Lanes shifted right, zeros from the left.
     unsafe fn shr(v: Self::Int, count: usize) -> Self::Int;
@@ -123,13 +125,13 @@ pub(crate) trait Simd: Copy {
     unsafe fn prefetch_far(at: *const u8);
 
     /// Exact dot products of a sub-block's values, `P` vectors of rows, with `T` tokens' activations (see
-    /// `cpu/matmul/act.rs`). Each vector of codes is asked for once, where it is needed.
+    /// `cpu/matmul/act.rs`), added to `BASE_BITS`. Each vector of codes is asked for once, where it is needed.
     unsafe fn dots<C: Codes, const T: usize, const P: usize>(
         codes: &impl PartCodes<Self>,
         acts: &[*const u8; T],
     ) -> [[Self::Int; T]; P];
 
-    /// The same, apart for columns 0..16 and 16..32.
+    /// The same, apart for columns 0..16 and 16..32; only the former are added to `BASE_BITS`.
     unsafe fn half_dots<C: Codes, const T: usize, const P: usize>(
         codes: &impl PartCodes<Self>,
         acts: &[*const u8; T],
@@ -141,25 +143,31 @@ pub(crate) const fn offset<S: Simd, C: Codes>() -> u8 {
     if S::RAISES || S::ANY_BYTES && C::SIGNED { C::RAISED_OFFSET } else { C::OFFSET }
 }
 
-/// What a dot product with codes of form `C` starts from: minus their offset times the sum of the span's activations.
-/// `None` if codes have no offset.
+/// What a dot product with codes of form `C` starts from: minus their offset times the sum of the span's activations,
+/// and the bits of `BASE` unless the span is the high half.
 ///
 /// # Safety
 /// The machine has `S`; `act` points to a block of activations.
 #[inline(always)]
-pub(crate) unsafe fn start_value<S: Simd, C: Codes>(span: Span, act: *const u8) -> Option<S::Int> {
+pub(crate) unsafe fn start_value<S: Simd, C: Codes>(span: Span, act: *const u8) -> S::Int {
     let offset = const { offset::<S, C>() };
-    if offset == 0 {
-        return None;
-    }
-    // SAFETY: the block has -128 times the sum of all and of the first half.
-    let sum = unsafe {
-        match span {
-            Span::Whole => S::broadcast32(act.add(40)),
-            Span::Low => S::broadcast32(act.add(44)),
-            Span::High => S::sub32(S::broadcast32(act.add(40)), S::broadcast32(act.add(44))),
+    // SAFETY: the caller has `S`; the block has `BASE_BITS` less 128 times the sum of all and of the first half.
+    unsafe {
+        let based = |at: usize| S::broadcast32(act.add(at));
+        let is_high = span == Span::High;
+        match offset {
+            0 => S::splat32(if is_high { 0 } else { BASE_BITS }),
+            128 if is_high => S::sub32(based(40), based(44)),
+            128 => based(if span == Span::Whole { 40 } else { 44 }),
+            _ => {
+                let sum = match span {
+                    Span::Whole => S::sub32(based(40), S::splat32(BASE_BITS)),
+                    Span::Low => S::sub32(based(44), S::splat32(BASE_BITS)),
+                    Span::High => S::sub32(based(40), based(44)),
+                };
+                let start = S::shr_signed(sum, 7 - offset.trailing_zeros() as usize);
+                if is_high { start } else { S::add32(start, S::splat32(BASE_BITS)) }
+            }
         }
-    };
-    // SAFETY: the caller has `S`.
-    Some(if offset == 128 { sum } else { unsafe { S::shr_signed(sum, 7 - offset.trailing_zeros() as usize) } })
+    }
 }

@@ -8,7 +8,7 @@ use super::engine::Engine;
 use super::packed::{Codes, GROUPS, Packed, Scales, raised};
 use super::part::{Acts, BLOCK_TOKENS, PANELS_MAX, Rows, Sums, Tile, panels_of, place};
 use super::simd::{PartCodes, Simd};
-use crate::cpu::matmul::{ACT_BLOCK_BYTES, ChunkBuffer, Product, Source};
+use crate::cpu::matmul::{ACT_BLOCK_BYTES, BASE, ChunkBuffer, Product, Source};
 use crate::quant::{CHUNK_COLS, SUB_COLS};
 
 /// Sub-blocks of a whole chunk.
@@ -78,10 +78,12 @@ unsafe fn add_sub_block<S: Simd, C: Codes, const T: usize, const P: usize>(
         }
         let dots = S::dots::<C, T, P>(codes, &acts.0);
         let scale = scale_vectors::<S, P>(scales, sub);
+        let excess = excess::<S, P>(&scale);
         for (t, act) in acts.0.into_iter().enumerate() {
             let act_scale = S::broadcast_f32(act.add(32));
             for (part, acc) in acc.iter_mut().enumerate() {
-                acc[t] = S::fma(S::mul(S::to_float(dots[part][t]), scale[part]), act_scale, acc[t]);
+                let dot = S::fma(S::float_bits(dots[part][t]), scale[part], excess[part]);
+                acc[t] = S::fma(dot, act_scale, acc[t]);
             }
         }
         if C::MINS {
@@ -117,6 +119,13 @@ unsafe fn scale_vectors<S: Simd, const P: usize>(scales: &[Scales; PANELS_MAX], 
     }
 }
 
+/// What a dot product that is [`BASE`] too large has too much once it is multiplied, negated.
+#[inline(always)]
+unsafe fn excess<S: Simd, const P: usize>(scale: &[S::Float; P]) -> [S::Float; P] {
+    // SAFETY: the caller has `S`.
+    scale.map(|scale| unsafe { S::mul(scale, S::splat_f32(-BASE)) })
+}
+
 /// [`add_sub_block`] for types with scales per 16 columns.
 ///
 /// # Safety
@@ -134,10 +143,11 @@ unsafe fn add_halves<S: Simd, C: Codes, const T: usize, const P: usize>(
         let [low, high] = S::half_dots::<C, T, P>(codes, &acts.0);
         let scale_low = scale_vectors::<S, P>(scales, 2 * sub);
         let scale_high = scale_vectors::<S, P>(scales, 2 * sub + 1);
+        let excess = excess::<S, P>(&scale_low);
         for (t, act) in acts.0.into_iter().enumerate() {
             let act_scale = S::broadcast_f32(act.add(32));
             for (part, acc) in acc.iter_mut().enumerate() {
-                let mut dot = S::mul(S::to_float(low[part][t]), scale_low[part]);
+                let mut dot = S::fma(S::float_bits(low[part][t]), scale_low[part], excess[part]);
                 dot = S::fma(S::to_float(high[part][t]), scale_high[part], dot);
                 if C::MINS {
                     dot = add_half_mins::<S>(dot, scales, (sub, part), act);
@@ -163,7 +173,8 @@ unsafe fn add_half_mins<S: Simd>(
     unsafe {
         let (panel, lane) = place::<S>(part);
         let (whole, low) = (S::broadcast32(act.add(40)), S::broadcast32(act.add(44)));
-        let dot = S::fma(scales[panel].min::<S>(2 * sub, lane), S::to_float(low), dot);
+        let low_sum = S::add(S::float_bits(low), S::splat_f32(-BASE));
+        let dot = S::fma(scales[panel].min::<S>(2 * sub, lane), low_sum, dot);
         S::fma(scales[panel].min::<S>(2 * sub + 1, lane), S::to_float(S::sub32(whole, low)), dot)
     }
 }
