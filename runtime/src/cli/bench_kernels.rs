@@ -1,14 +1,17 @@
 //! `ats-run bench --kernels`: products of each weight type against what this machine can do at all, both measured in
-//! turn on the spot. Decode (1 to 4 and 8 tokens) runs through matrices that no cache holds, against a plain read of
-//! the same memory by the same threads; prefill (512 tokens) against 8-bit dot products, or multiply-adds for plain
-//! numbers, in registers. With 8 tokens the bound is the lower of 80 % of the read and half of the multiplications.
+//! turn on the spot; a share is the median of their ratios. Decode (1 to 4 and 8 tokens) runs through matrices that no
+//! cache holds, against a plain read of the same memory by the same threads in the same blocks; prefill (512 tokens)
+//! against 8-bit dot products, or multiply-adds for plain numbers, in registers. With 8 tokens the bound is the lower
+//! of 80 % of the read and half of the multiplications.
 //! Not here: whole models (`bench.rs`), tracking changes (the benches of crate `kernels`, on the same cases).
 
 use super::Failure;
 use super::bench::Format;
+use crate::exec::Grain;
 use crate::{Error, machine};
 use device::memory::HostRegion;
-use device::team::Team;
+use device::team::{Team, Worker};
+use kernels::KernelError;
 use kernels::cases::{DECODE_TOKENS, PREFILL_TOKENS, random_weights};
 use kernels::cpu::Isa;
 use kernels::cpu::bounds::{f32_fma_peak, int8_dot_peak, plain_read};
@@ -16,11 +19,17 @@ use kernels::cpu::matmul::{Layout, Matrix, Output, Product, act_row_bytes, matmu
 use kernels::quant::{WeightType, pack_panels, packed_bytes, panels};
 use std::hint::black_box;
 use std::io::Write;
+use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
 
-/// Panels that kernels for several tokens work on at once.
-const TILE_PANELS: usize = 2;
+/// Most tokens that only the read bounds, ...
+const READ_TOKENS: usize = 4;
+/// ... and that the read can bound at all.
+const DECODE_TOKENS_MOST: usize = 8;
+
+/// Times that bound and product take turns in a repetition: a pass takes some milliseconds only.
+const TURNS: usize = 4;
 
 /// How large the operands are, and how often each case runs.
 #[derive(Clone, Copy, Debug)]
@@ -83,13 +92,6 @@ pub struct Figure {
     pub fraction: f64,
 }
 
-/// Rates of a bound in one run: bytes, and operations.
-#[derive(Clone, Copy)]
-struct Rates {
-    gb_per_s: f64,
-    gop_per_s: f64,
-}
-
 /// Measures each type on `threads` threads; `on_figure` hears of every case as it is done.
 /// Errors: no threads, no memory.
 pub fn measure(
@@ -133,9 +135,39 @@ impl Matrices {
     fn each(&self) -> impl Iterator<Item = &[u8]> {
         self.region.as_slice().chunks_exact(self.matrix_bytes)
     }
+}
 
-    fn bytes(&self) -> usize {
-        self.each().map(<[u8]>::len).sum()
+/// The products of a case, with a result each.
+struct Chain<'a> {
+    matrices: &'a Matrices,
+    tokens: usize,
+    products: Vec<Product<'a>>,
+}
+
+/// Operands of a chain.
+struct Operands {
+    acts: Vec<u8>,
+    out: Vec<f32>,
+}
+
+impl<'a> Chain<'a> {
+    fn new(matrices: &'a Matrices, tokens: usize, operands: &'a mut Operands) -> Result<Self, Failure> {
+        let [rows, cols] = matrices.shape;
+        let product = |(bytes, out)| {
+            let matrix = Matrix::new(matrices.ty, Layout::Panel16, rows, cols, bytes)?;
+            Product::new(matrix, &operands.acts, tokens, Output::new(out, rows))
+        };
+        let products = matrices.each().zip(operands.out.chunks_exact_mut(rows * tokens)).map(product);
+        Ok(Self { matrices, tokens, products: products.collect::<Result<_, _>>().map_err(Error::from)? })
+    }
+
+    fn bytes(&self) -> f64 {
+        self.matrices.each().map(<[u8]>::len).sum::<usize>() as f64
+    }
+
+    /// Multiplications and additions.
+    fn operations(&self) -> f64 {
+        2.0 * (self.matrices.shape.iter().product::<usize>() * self.tokens * self.products.len()) as f64
     }
 }
 
@@ -146,84 +178,65 @@ struct Bench {
 }
 
 impl Bench {
-    /// Bound and product in turn; medians.
+    /// Each bound that may hold and the product in turn; medians.
     fn case(&mut self, matrices: &Matrices, tokens: usize) -> Result<Figure, Failure> {
-        let [rows, cols] = matrices.shape;
-        let acts = activations(matrices.ty, cols, tokens, self.isa)?;
-        let operations = 2.0 * (rows * cols * tokens * matrices.each().count()) as f64;
-        let (bytes, mut runs) = (matrices.bytes() as f64, Vec::new());
-        for _ in 0..=self.sizes.repetitions {
-            let read = self.read(matrices)?;
-            let multiplied = self.multiply(matrices.ty, operations)?;
-            let seconds = self.products(matrices, &acts, tokens)?;
-            let reached = Rates { gb_per_s: bytes / seconds / 1e9, gop_per_s: operations / seconds / 1e9 };
-            let bounds = Rates { gb_per_s: bytes / read / 1e9, gop_per_s: operations / multiplied / 1e9 };
-            runs.push((reached, bounds));
+        let mut operands = Operands::new(matrices, tokens, self.isa)?;
+        let chain = Chain::new(matrices, tokens, &mut operands)?;
+        // Wakes the cores' clocks and fills the tables of pages.
+        self.products(&chain)?;
+        let (mut seconds, mut read, mut multiply) = (Vec::new(), Vec::new(), Vec::new());
+        for _ in 0..self.sizes.repetitions * TURNS {
+            if tokens <= DECODE_TOKENS_MOST {
+                let bound = self.read(&chain)?;
+                seconds.push(self.products(&chain)?);
+                read.push(bound / seconds[seconds.len() - 1]);
+            }
+            if tokens > READ_TOKENS {
+                let bound = self.multiply(&chain)?;
+                seconds.push(self.products(&chain)?);
+                multiply.push(bound / seconds[seconds.len() - 1]);
+            }
         }
-        // The first run wakes the cores' clocks and fills the tables of pages.
-        let run = runs.split_off(1);
-        let (bound, fractions): (Bound, Vec<f64>) = fractions(&run, tokens);
-        let of = |rate: fn(&Rates) -> f64| median(run.iter().map(|(reached, _)| rate(reached)).collect());
-        Ok(Figure {
-            ty: matrices.ty,
-            shape: matrices.shape,
-            tokens,
-            gb_per_s: of(|rates| rates.gb_per_s),
-            gop_per_s: of(|rates| rates.gop_per_s),
-            bound,
-            fraction: median(fractions),
-        })
+        let (bound, fraction) = lower_bound(median(read), median(multiply));
+        let seconds = median(seconds);
+        let (gb_per_s, gop_per_s) = (chain.bytes() / seconds / 1e9, chain.operations() / seconds / 1e9);
+        Ok(Figure { ty: matrices.ty, shape: matrices.shape, tokens, gb_per_s, gop_per_s, bound, fraction })
     }
 
     /// Seconds of a plain read of all matrices.
-    fn read(&mut self, matrices: &Matrices) -> Result<f64, Failure> {
-        const BLOCK_BYTES: usize = 256 << 10;
-        let (isa, blocks) = (self.isa, matrices.region.as_slice().chunks(BLOCK_BYTES));
-        let blocks: Vec<&[u8]> = blocks.collect();
-        self.timed(|worker| {
-            worker.for_blocks(blocks.len() as u32, 1, |range| {
-                for block in &blocks[range] {
-                    black_box(plain_read(isa, block));
-                }
-            });
+    fn read(&mut self, chain: &Chain) -> Result<f64, Failure> {
+        let isa = self.isa;
+        self.walk(chain, |product, panels| {
+            let (matrix, bytes) = (product.weights(), product.weights().bytes());
+            let panel_bytes = bytes.len() / matrix.panels();
+            black_box(plain_read(isa, &bytes[panels.start * panel_bytes..panels.end * panel_bytes]));
+            Ok(())
         })
     }
 
-    /// Seconds of so many operations in registers.
-    fn multiply(&mut self, ty: WeightType, operations: f64) -> Result<f64, Failure> {
-        let peak = if ty.is_plain() { f32_fma_peak } else { int8_dot_peak };
-        let (isa, per_round) = (self.isa, peak(self.isa, 1).operations as f64);
-        // A tenth of a second is enough to know a rate.
-        let done = operations.min(1e10 * self.team.active() as f64);
-        let rounds = (done / per_round / self.team.active() as f64).max(1.0) as u32;
-        let seconds = self.timed(|_| {
-            black_box(peak(isa, rounds));
-        })?;
-        Ok(seconds * operations / (f64::from(rounds) * per_round * self.team.active() as f64))
+    /// Seconds of the product with every matrix.
+    fn products(&mut self, chain: &Chain) -> Result<f64, Failure> {
+        let isa = self.isa;
+        // SAFETY: claimed panels are disjoint, and each matrix has its own output, which nobody reads.
+        self.walk(chain, |product, panels| unsafe { matmul(isa, product, panels) })
     }
 
-    /// Seconds of the product with every matrix.
-    fn products(&mut self, matrices: &Matrices, acts: &[u8], tokens: usize) -> Result<f64, Failure> {
-        let ([rows, cols], isa) = (matrices.shape, self.isa);
-        let mut out = vec![0.0; rows * tokens * matrices.each().count()];
-        let product = |(bytes, out)| {
-            let matrix = Matrix::new(matrices.ty, Layout::Panel16, rows, cols, bytes)?;
-            Product::new(matrix, acts, tokens, Output::new(out, rows))
-        };
-        let operands = matrices.each().zip(out.chunks_exact_mut(rows * tokens));
-        let products = operands.map(product).collect::<Result<Vec<_>, _>>().map_err(Error::from)?;
+    /// Seconds of `work` on all blocks of all matrices, divided as the executor does.
+    fn walk(
+        &mut self,
+        chain: &Chain,
+        work: impl Fn(&Product<'_>, Range<usize>) -> Result<(), KernelError> + Sync,
+    ) -> Result<f64, Failure> {
         let failure = Mutex::new(None);
-        let tiles = panels(rows).div_ceil(TILE_PANELS) as u32;
-        let grain = (tiles / (8 * self.team.active() as u32)).max(1);
         let seconds = self.timed(|worker| {
-            for product in &products {
-                worker.for_blocks(tiles, grain, |claimed| {
-                    let range = claimed.start * TILE_PANELS..panels(rows).min(claimed.end * TILE_PANELS);
-                    // SAFETY: claimed panels are disjoint, and each matrix has its own output, which nobody reads.
-                    if let Err(error) = unsafe { matmul(isa, product, range) } {
+            for product in &chain.products {
+                let (matrix, step) = (product.weights(), worker.begin_step());
+                let grain = Grain::new(matrix, chain.tokens, matrix.panels(), worker.count());
+                while let Some(panels) = grain.claim(worker, step, matrix.panels()) {
+                    if let Err(error) = work(product, panels) {
                         failure.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
                     }
-                });
+                }
             }
         })?;
         match failure.into_inner().unwrap_or_else(PoisonError::into_inner) {
@@ -232,41 +245,53 @@ impl Bench {
         }
     }
 
-    fn timed(&mut self, work: impl Fn(&device::team::Worker<'_>) + Sync) -> Result<f64, Failure> {
+    /// Seconds that the chain's operations take in registers.
+    fn multiply(&mut self, chain: &Chain) -> Result<f64, Failure> {
+        let peak = if chain.matrices.ty.is_plain() { f32_fma_peak } else { int8_dot_peak };
+        let (isa, workers) = (self.isa, self.team.active() as f64);
+        let per_round = peak(isa, 1).operations as f64 * workers;
+        // Some hundredths of a second are enough to know a rate.
+        let rounds = (chain.operations().min(5e9 * workers) / per_round).max(1.0) as u32;
+        let seconds = self.timed(|_| {
+            black_box(peak(isa, rounds));
+        })?;
+        Ok(seconds * chain.operations() / (f64::from(rounds) * per_round))
+    }
+
+    fn timed(&mut self, work: impl Fn(&Worker<'_>) + Sync) -> Result<f64, Failure> {
         let start = Instant::now();
         self.team.run(work).map_err(Error::from)?;
         Ok(start.elapsed().as_secs_f64())
     }
 }
 
-/// Prepared activations of so many tokens.
-fn activations(ty: WeightType, cols: usize, tokens: usize, isa: Isa) -> Result<Vec<u8>, Failure> {
-    let row_bytes = act_row_bytes(ty, cols).map_err(Error::from)?;
-    let mut acts = vec![0; row_bytes * tokens];
-    for (token, act) in acts.chunks_exact_mut(row_bytes).enumerate() {
-        let x: Vec<f32> = (0..cols).map(|col| ((col * 7 + token * 13) % 31) as f32 - 15.0).collect();
-        prepare_act(isa, ty, &x, act).map_err(Error::from)?;
+impl Operands {
+    /// Prepared activations of so many tokens, and room for the results.
+    fn new(matrices: &Matrices, tokens: usize, isa: Isa) -> Result<Operands, Failure> {
+        let [rows, cols] = matrices.shape;
+        let row_bytes = act_row_bytes(matrices.ty, cols).map_err(Error::from)?;
+        let mut acts = vec![0; row_bytes * tokens];
+        for (token, act) in acts.chunks_exact_mut(row_bytes).enumerate() {
+            let x: Vec<f32> = (0..cols).map(|col| ((col * 7 + token * 13) % 31) as f32 - 15.0).collect();
+            prepare_act(isa, matrices.ty, &x, act).map_err(Error::from)?;
+        }
+        Ok(Operands { acts, out: vec![0.0; rows * tokens * matrices.each().count()] })
     }
-    Ok(acts)
 }
 
-/// Which bound holds a case, and what share of it each run reached.
-fn fractions(runs: &[(Rates, Rates)], tokens: usize) -> (Bound, Vec<f64>) {
-    let of_read = |(reached, bound): &(Rates, Rates)| reached.gb_per_s / bound.gb_per_s;
-    let of_multiply = |(reached, bound): &(Rates, Rates)| reached.gop_per_s / bound.gop_per_s;
-    let (read, multiply): (Vec<f64>, Vec<f64>) = runs.iter().map(|run| (of_read(run), of_multiply(run))).unzip();
-    // From 5 tokens on the multiplications may be the lower bound, in a batch they always are.
-    let is_multiply = match tokens {
-        PREFILL_TOKENS => true,
-        0..=4 => false,
-        _ => median(multiply.clone()) / MULTIPLY_AIM > median(read.clone()) / READ_AIM,
-    };
-    if is_multiply { (Bound::Multiply, multiply) } else { (Bound::Read, read) }
+/// The bound that holds a case, and what share of it was reached: the one whose aim is farther. NaN was not measured.
+fn lower_bound(read: f64, multiply: f64) -> (Bound, f64) {
+    if read.is_nan() || multiply / MULTIPLY_AIM > read / READ_AIM {
+        (Bound::Multiply, multiply)
+    } else {
+        (Bound::Read, read)
+    }
 }
 
+/// NaN if there is none.
 fn median(mut values: Vec<f64>) -> f64 {
     values.sort_by(f64::total_cmp);
-    values.get(values.len() / 2).copied().unwrap_or(0.0)
+    values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
 }
 
 /// Prints figures.
@@ -339,14 +364,10 @@ mod tests {
 
     #[test]
     fn the_lower_bound_holds() {
-        let run = |read: f64, multiply: f64| {
-            let rates = |gb_per_s, gop_per_s| Rates { gb_per_s, gop_per_s };
-            [(rates(read, multiply), rates(1.0, 1.0))]
-        };
-        assert_eq!(fractions(&run(0.9, 0.4), 1).0, Bound::Read);
-        assert_eq!(fractions(&run(0.9, 0.4), 8).0, Bound::Read);
-        assert_eq!(fractions(&run(0.81, 0.5), 8).0, Bound::Read);
-        assert_eq!(fractions(&run(0.79, 0.5), 8).0, Bound::Multiply);
-        assert_eq!(fractions(&run(0.1, 0.7), PREFILL_TOKENS).0, Bound::Multiply);
+        assert_eq!(lower_bound(0.9, f64::NAN), (Bound::Read, 0.9));
+        assert_eq!(lower_bound(0.9, 0.4), (Bound::Read, 0.9));
+        assert_eq!(lower_bound(0.81, 0.5), (Bound::Read, 0.81));
+        assert_eq!(lower_bound(0.79, 0.5), (Bound::Multiply, 0.5));
+        assert_eq!(lower_bound(f64::NAN, 0.7), (Bound::Multiply, 0.7));
     }
 }

@@ -31,6 +31,7 @@ mod watch;
 pub(crate) mod weights;
 
 pub use prepare::Limits;
+pub(crate) use product::Grain;
 pub use round::{Round, Span};
 pub use run::Executor;
 pub use states::{KvType, Rewind, Ring, StateSnapshot};
