@@ -1,6 +1,8 @@
 #!/usr/bin/env bash
 # Head to head on the CPU: ats-run bench against llama.cpp's llama-bench, same files, same threads, in alternation.
-# One line per model, number of threads and test: medians of the runs of both, and their ratio.
+# One line per model, number of threads and test: medians of the runs of both, and their ratio. Then OUT-open.csv: our
+# seconds from the start of the program to its end after one token that follows a prompt of 16, with the plan made and
+# the file in the page cache; its threads are the plan's.
 #
 #   benchmarks/peer-cpu.sh ATS_RUN LLAMA_BENCH OUT.csv MODEL.gguf ...
 #
@@ -10,7 +12,7 @@
 set -euo pipefail
 
 if [ $# -lt 4 ]; then
-    sed -n '2,9s/^# \{0,1\}//p' "$0" >&2
+    sed -n '2,13s/^# \{0,1\}//p' "$0" >&2
     exit 2
 fi
 ats_run=$1 peer=$2 out=$3
@@ -29,6 +31,14 @@ theirs() { # model threads flash-attention
     "$peer" -m "$1" -t "$2" -p "$prompt" -n "$generate" -r 1 -fa "$3" -ngl 0 -o csv 2>/dev/null |
         python3 -c 'import csv, sys
 for row in csv.DictReader(sys.stdin): print(row["avg_ts"])'
+}
+
+# Seconds of opening a model, reading 16 tokens and writing one.
+open_seconds() { # model
+    local start=$EPOCHREALTIME
+    "$ats_run" generate "$1" --tokens "$folder/prompt" --max-tokens 1 --ignore-eos >"$folder/text" 2>"$folder/log" ||
+        { cat "$folder/log" >&2 && return 1; }
+    awk -v start="$start" -v end="$EPOCHREALTIME" 'BEGIN { print end - start }'
 }
 
 median() { sort -g | awk '{ v[NR] = $1 } END { print (NR % 2) ? v[(NR + 1) / 2] : (v[NR / 2] + v[NR / 2 + 1]) / 2 }'; }
@@ -62,4 +72,14 @@ for model in "$@"; do
                 }' | tee -a "$out"
         done
     done
+done
+
+opened=${out%.csv}-open.csv
+seq -s ' ' 100 115 >"$folder/prompt"
+echo 'date,machine,model,median_s,least_s,most_s,runs' >"$opened"
+for model in "$@"; do
+    open_seconds "$model" >/dev/null # makes the plan, warms the page cache
+    for _ in $(seq "$runs"); do open_seconds "$model"; done >"$folder/opened"
+    echo "$(date -u +%F),\"$machine\",$(basename "$model"),$(median <"$folder/opened"),$(sort -g "$folder/opened" |
+        sed -n '1p;$p' | paste -sd,),$runs" | tee -a "$opened"
 done
