@@ -189,12 +189,33 @@ mod tests {
         }
     }
 
+    #[test]
+    fn a_sum_from_the_bits_of_the_base_is_a_number_without_conversion() {
+        for sum in [0, 1, -1, 255 * 127 * 32, -128 * 127 * 32, (1 << 22) - 1, -(1 << 22) + 1] {
+            let based = f32::from_bits((BASE_BITS + sum) as u32);
+            assert_eq!(based - BASE, sum as f32);
+        }
+    }
+
     proptest! {
         #[test]
         fn every_isa_quantises_to_the_same_bits(x in proptest::array::uniform32(-1e3f32..1e3), e in -40i32..35) {
             let x = x.map(|v| v * 10f32.powi(e));
             for isa in Isa::available() {
                 prop_assert_eq!(quantised(isa, &x), quantised(Isa::Scalar, &x), "{:?}", isa);
+            }
+        }
+
+        #[test]
+        fn a_sum_scaled_with_the_base_has_the_bits_of_a_product(
+            dot in -(1 << 20)..1 << 20, d in 0u16..0x7c00, steps in -128i16..128, exponent in -149i32..104,
+        ) {
+            // Scales are an f16 times up to 8 bits, a sixteenth of that, or a power of two.
+            let scale = half::f16::from_bits(d).to_f32() * f32::from(steps);
+            for scale in [scale, scale / 16.0, 2f64.powi(exponent) as f32] {
+                let scaled = (BASE + dot as f32).mul_add(scale, -BASE * scale);
+                // The sign of a 0 is lost when it is added to a sum that began at 0.
+                prop_assert_eq!((scaled + 0.0).to_bits(), (dot as f32 * scale + 0.0).to_bits());
             }
         }
     }

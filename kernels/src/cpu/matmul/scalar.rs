@@ -2,7 +2,7 @@
 //!
 //! Block types, for each sub-block of 32 columns in order, from `acc = 0`: the integer dot product is exact, then
 //! `dot * scale`, where two halves with scales of their own give `fma(dot_high, scale_high, dot_low * scale_low)`.
-//! (`dot * scale` is [`scaled`]: rounded once as a product is, but NaN where the scale is not finite or 2^104 and more.)
+//! (AVX-512 has NaN instead where a scale is not finite or 2^104 and more, see `arch/x86_64/matmul/simd.rs`.)
 //! Halves with mins of their own (Q2_K) add `fma(min, half_sum, _)`, low half first. Then
 //! `acc = fma(_, act_scale, acc)`; other types with a min go on with `acc = fma(min, act_scaled_sum, acc)`.
 //! Plain numbers: see [`PLAIN_CHAINS`]. At the end the bias is added.
@@ -10,7 +10,7 @@
 use std::borrow::Cow;
 use std::ops::Range;
 
-use super::{ACT_BLOCK_BYTES, ActBlock, BASE, Layout, Matrix, PLAIN_CHAINS, PLAIN_SEGMENT_COLS, Product};
+use super::{ACT_BLOCK_BYTES, ActBlock, Layout, Matrix, PLAIN_CHAINS, PLAIN_SEGMENT_COLS, Product};
 use crate::quant::{BlockFormat, SubBlock, WeightType, dequantise_row, unpack_row, with_block_format};
 
 /// Computes rows `rows` of a product and passes each result to `store(token, row, value)`.
@@ -54,24 +54,18 @@ fn block_row_product<B: BlockFormat>(weights: &[u8], act: &[[u8; ACT_BLOCK_BYTES
 }
 
 fn add_sub_block<B: BlockFormat>(acc: f32, weights: &SubBlock, act: &ActBlock) -> f32 {
-    let [low, high] = half_dots(weights, act);
+    let [low, high] = half_dots(weights, act).map(|dot| dot as f32);
     if !B::HALVES {
-        let acc = scaled(low + high, weights.scale[0]).mul_add(act.scale, acc);
+        let acc = ((half_dots(weights, act).iter().sum::<i32>()) as f32 * weights.scale[0]).mul_add(act.scale, acc);
         return if B::MINS { weights.min[0].mul_add(act.scaled_sum(), acc) } else { acc };
     }
-    let mut dot = (high as f32).mul_add(weights.scale[1], scaled(low, weights.scale[0]));
+    let mut dot = high.mul_add(weights.scale[1], low * weights.scale[0]);
     if B::MINS {
         let [low, high] = act.half_sums().map(|sum| sum as f32);
         dot = weights.min[0].mul_add(low, dot);
         dot = weights.min[1].mul_add(high, dot);
     }
     dot.mul_add(act.scale, acc)
-}
-
-/// `dot * scale`, as vectors compute it: they have `BASE + dot` without a conversion, and `BASE * scale` is exact, as
-/// scales have 19 bits at most.
-fn scaled(dot: i32, scale: f32) -> f32 {
-    (BASE + dot as f32).mul_add(scale, -BASE * scale)
 }
 
 fn half_dots(weights: &SubBlock, act: &ActBlock) -> [i32; 2] {
@@ -93,37 +87,4 @@ fn plain_row_product(ty: WeightType, weights: &[u8], act: &[[u8; 4]]) -> f32 {
         }
         acc + ((chains[0] + chains[1]) + (chains[2] + chains[3]))
     })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use half::f16;
-    use proptest::prelude::*;
-
-    proptest! {
-        #[test]
-        fn a_scaled_sum_has_the_bits_of_a_product(
-            dot in -(1 << 20)..1 << 20,
-            bits in 0u16..0x7c00,
-            steps in -128i16..128,
-            divisor in prop::sample::select(vec![1.0f32, 16.0]),
-        ) {
-            // Scales are an f16 times up to 8 bits, or a sixteenth of that.
-            let scale = f16::from_bits(bits).to_f32() * f32::from(steps) / divisor;
-            // An exact 0 may have another sign, which is lost when it is added to a sum that began at 0.
-            prop_assert_eq!(scaled(dot, scale) + 0.0, dot as f32 * scale + 0.0);
-        }
-    }
-
-    #[test]
-    fn powers_of_two_scale_exactly_as_far_as_products_are_finite() {
-        for exponent in -149..=103 {
-            let scale = 2f64.powi(exponent) as f32;
-            for dot in [0, 1, -1, 97_536, -(1 << 20)] {
-                assert_eq!(scaled(dot, scale), dot as f32 * scale, "{dot} times 2^{exponent}");
-            }
-        }
-        assert!(scaled(1, f32::INFINITY).is_nan());
-    }
 }

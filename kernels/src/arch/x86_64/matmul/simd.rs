@@ -1,7 +1,7 @@
 //! The vector operations that products are made of. Next: `packed.rs`.
 
 use super::packed::{Codes, GROUPS};
-use crate::cpu::matmul::BASE_BITS;
+use crate::cpu::matmul::{BASE, BASE_BITS};
 
 /// Which columns of a sub-block an integer dot product takes; the start value that undoes a bias depends on it.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -125,13 +125,13 @@ pub(crate) trait Simd: Copy {
     unsafe fn prefetch_far(at: *const u8);
 
     /// Exact dot products of a sub-block's values, `P` vectors of rows, with `T` tokens' activations (see
-    /// `cpu/matmul/act.rs`), added to `BASE_BITS`. Each vector of codes is asked for once, where it is needed.
+    /// `cpu/matmul/act.rs`), with `BASE_BITS` if [`is_based`]. Each vector of codes is asked for once, where it is needed.
     unsafe fn dots<C: Codes, const T: usize, const P: usize>(
         codes: &impl PartCodes<Self>,
         acts: &[*const u8; T],
     ) -> [[Self::Int; T]; P];
 
-    /// The same, apart for columns 0..16 and 16..32; only the former are added to `BASE_BITS`.
+    /// The same, apart for columns 0..16 and 16..32, which never have `BASE_BITS`.
     unsafe fn half_dots<C: Codes, const T: usize, const P: usize>(
         codes: &impl PartCodes<Self>,
         acts: &[*const u8; T],
@@ -143,31 +143,52 @@ pub(crate) const fn offset<S: Simd, C: Codes>() -> u8 {
     if S::RAISES || S::ANY_BYTES && C::SIGNED { C::RAISED_OFFSET } else { C::OFFSET }
 }
 
+/// Whether dot products of a whole sub-block or of its low half come with [`BASE`] added: `BASE + dot` is then read as
+/// F32 without a conversion. Vectors with few registers take what activations bring; others add it to every sum.
+pub(crate) const fn is_based<S: Simd, C: Codes>() -> bool {
+    S::REGISTERS > 16 || offset::<S, C>() == 128
+}
+
+/// A dot product times its scale, rounded once; `excess` is `-BASE * scale`. `BASE * scale` is exact, since scales have
+/// 19 bits at most: the bits are those of a product, unless the scale is not finite or 2^104 and more.
+///
+/// # Safety
+/// The machine has `S`.
+#[inline(always)]
+pub(crate) unsafe fn scaled<S: Simd, C: Codes>(dot: S::Int, scale: S::Float, excess: S::Float) -> S::Float {
+    // SAFETY: the caller has `S`.
+    unsafe {
+        match const { (is_based::<S, C>(), S::REGISTERS > 16) } {
+            (true, true) => S::fma(S::float_bits(dot), scale, excess),
+            (true, false) => S::mul(S::add(S::float_bits(dot), S::splat_f32(-BASE)), scale),
+            (false, _) => S::mul(S::to_float(dot), scale),
+        }
+    }
+}
+
 /// What a dot product with codes of form `C` starts from: minus their offset times the sum of the span's activations,
-/// and the bits of `BASE` unless the span is the high half.
+/// and the bits of [`BASE`] where sums have it.
 ///
 /// # Safety
 /// The machine has `S`; `act` points to a block of activations.
 #[inline(always)]
 pub(crate) unsafe fn start_value<S: Simd, C: Codes>(span: Span, act: *const u8) -> S::Int {
-    let offset = const { offset::<S, C>() };
+    let (offset, has_base) = (const { offset::<S, C>() }, span != Span::High && const { is_based::<S, C>() });
     // SAFETY: the caller has `S`; the block has `BASE_BITS` less 128 times the sum of all and of the first half.
     unsafe {
-        let based = |at: usize| S::broadcast32(act.add(at));
-        let is_high = span == Span::High;
-        match offset {
-            0 => S::splat32(if is_high { 0 } else { BASE_BITS }),
-            128 if is_high => S::sub32(based(40), based(44)),
-            128 => based(if span == Span::Whole { 40 } else { 44 }),
-            _ => {
-                let sum = match span {
-                    Span::Whole => S::sub32(based(40), S::splat32(BASE_BITS)),
-                    Span::Low => S::sub32(based(44), S::splat32(BASE_BITS)),
-                    Span::High => S::sub32(based(40), based(44)),
-                };
-                let start = S::shr_signed(sum, 7 - offset.trailing_zeros() as usize);
-                if is_high { start } else { S::add32(start, S::splat32(BASE_BITS)) }
-            }
+        let (base, field) = (S::splat32(BASE_BITS), |at: usize| S::broadcast32(act.add(at)));
+        if offset == 0 {
+            return if has_base { base } else { S::splat32(0) };
         }
+        if offset == 128 && has_base {
+            return field(if span == Span::Whole { 40 } else { 44 });
+        }
+        let sum = match span {
+            Span::Whole => S::sub32(field(40), base),
+            Span::Low => S::sub32(field(44), base),
+            Span::High => S::sub32(field(40), field(44)),
+        };
+        let start = if offset == 128 { sum } else { S::shr_signed(sum, 7 - offset.trailing_zeros() as usize) };
+        if has_base { S::add32(start, base) } else { start }
     }
 }

@@ -7,7 +7,7 @@ use std::ops::Range;
 use super::engine::Engine;
 use super::packed::{Codes, GROUPS, Packed, Scales, raised};
 use super::part::{Acts, BLOCK_TOKENS, PANELS_MAX, Rows, Sums, Tile, panels_of, place};
-use super::simd::{PartCodes, Simd};
+use super::simd::{PartCodes, Simd, scaled};
 use crate::cpu::matmul::{ACT_BLOCK_BYTES, BASE, ChunkBuffer, Product, Source};
 use crate::quant::{CHUNK_COLS, SUB_COLS};
 
@@ -82,7 +82,7 @@ unsafe fn add_sub_block<S: Simd, C: Codes, const T: usize, const P: usize>(
         for (t, act) in acts.0.into_iter().enumerate() {
             let act_scale = S::broadcast_f32(act.add(32));
             for (part, acc) in acc.iter_mut().enumerate() {
-                let dot = S::fma(S::float_bits(dots[part][t]), scale[part], excess[part]);
+                let dot = scaled::<S, C>(dots[part][t], scale[part], excess[part]);
                 acc[t] = S::fma(dot, act_scale, acc[t]);
             }
         }
@@ -119,7 +119,7 @@ unsafe fn scale_vectors<S: Simd, const P: usize>(scales: &[Scales; PANELS_MAX], 
     }
 }
 
-/// What a dot product that is [`BASE`] too large has too much once it is multiplied, negated.
+/// What dot products that are [`BASE`] too large have too much once they are multiplied, negated.
 #[inline(always)]
 unsafe fn excess<S: Simd, const P: usize>(scale: &[S::Float; P]) -> [S::Float; P] {
     // SAFETY: the caller has `S`.
@@ -147,7 +147,7 @@ unsafe fn add_halves<S: Simd, C: Codes, const T: usize, const P: usize>(
         for (t, act) in acts.0.into_iter().enumerate() {
             let act_scale = S::broadcast_f32(act.add(32));
             for (part, acc) in acc.iter_mut().enumerate() {
-                let mut dot = S::fma(S::float_bits(low[part][t]), scale_low[part], excess[part]);
+                let mut dot = scaled::<S, C>(low[part][t], scale_low[part], excess[part]);
                 dot = S::fma(S::to_float(high[part][t]), scale_high[part], dot);
                 if C::MINS {
                     dot = add_half_mins::<S>(dot, scales, (sub, part), act);
