@@ -55,6 +55,8 @@ pub struct RecordedFill(GraphId);
 enum SlotState {
     /// Nothing that anybody may read.
     Free,
+    /// A part of a copy is queued.
+    Filling,
     /// A copy is queued; the compute stream does not know of it yet.
     Filled,
     /// A copy is queued and the compute stream waits for it.
@@ -163,9 +165,34 @@ impl Timeline {
         steps: &[FillStep],
         begun: Option<EventId>,
     ) -> Result<(), DeviceError> {
-        let filled = self.begin_fill(index, begun)?;
+        self.begin_fill(index, begun)?;
+        self.queue_fill(steps)?;
+        self.end_fill(index, steps)
+    }
+
+    /// The first part of [`fill_in_steps`](Self::fill_in_steps), for whoever queues the steps in pieces.
+    pub fn begin_fill(&mut self, index: SlotIndex, begun: Option<EventId>) -> Result<(), DeviceError> {
+        let (gpu, transfer) = (Arc::clone(&self.gpu), self.lanes.transfer);
+        let slot = self.slot(index, &[SlotState::Free], "filled before it was released")?;
+        gpu.wait_event(transfer, slot.released)?;
+        if let Some(begun) = begun {
+            gpu.record(transfer, begun)?;
+        }
+        slot.state = SlotState::Filling;
+        Ok(())
+    }
+
+    /// Queues some steps of the fill that has begun.
+    pub fn queue_fill(&mut self, steps: &[FillStep]) -> Result<(), DeviceError> {
+        self.staging.queue(&*self.gpu, self.lanes, steps)
+    }
+
+    /// The slot may be read when all `steps` of its fill are done, which are queued. Errors: its fill had not begun.
+    pub fn end_fill(&mut self, index: SlotIndex, steps: &[FillStep]) -> Result<(), DeviceError> {
+        let slot = self.slot(index, &[SlotState::Filling], "filled without a beginning")?;
+        slot.state = SlotState::Filled;
+        let filled = slot.filled;
         let (gpu, lanes) = (&*self.gpu, self.lanes);
-        self.staging.queue(gpu, lanes, steps)?;
         let last = if steps.iter().any(|step| matches!(step, FillStep::Unpack(..))) {
             if !matches!(steps.last(), Some(FillStep::Unpack(..))) {
                 self.staging.follow(gpu, lanes)?;
@@ -213,21 +240,9 @@ impl Timeline {
         // The sequence begins in any part of the staging area.
         self.slot(index, &[SlotState::Free], "filled before it was released")?;
         self.staging.join(&*self.gpu, self.lanes)?;
-        let filled = self.begin_fill(index, begun)?;
+        self.begin_fill(index, begun)?;
         self.gpu.launch_graph(self.lanes.transfer, fill.0)?;
-        self.gpu.record(self.lanes.transfer, filled)
-    }
-
-    /// Makes copies wait for the slot's last readers. Returns the event to be recorded after the fill.
-    fn begin_fill(&mut self, index: SlotIndex, begun: Option<EventId>) -> Result<EventId, DeviceError> {
-        let (gpu, transfer) = (Arc::clone(&self.gpu), self.lanes.transfer);
-        let slot = self.slot(index, &[SlotState::Free], "filled before it was released")?;
-        gpu.wait_event(transfer, slot.released)?;
-        if let Some(begun) = begun {
-            gpu.record(transfer, begun)?;
-        }
-        slot.state = SlotState::Filled;
-        Ok(slot.filled)
+        self.end_fill(index, &[])
     }
 
     /// Operators queued from now on may read the slot. Errors: it was not filled.
@@ -256,6 +271,9 @@ impl Timeline {
         let state = self.slots.get(index.0).ok_or_else(|| no_slot(index))?.state;
         match state {
             SlotState::Free => Ok(()),
+            SlotState::Filling => {
+                Err(DeviceError::Timeline { what: format!("slot {} was vacated while it is being filled", index.0) })
+            }
             SlotState::Filled => self.discard(index),
             SlotState::Readable => {
                 self.release(index)?;

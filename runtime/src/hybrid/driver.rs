@@ -3,7 +3,9 @@
 //!
 //! Invariants: a round allocates nothing; when it has ended, the compute stream is empty, and only transfers for the
 //! next round may be under way; after a failed round everything is empty. Not here: the CPU's work (`exec/run.rs`),
-//! what the commands are (`script.rs`). Next: `bound.rs`.
+//! what the commands are (`script.rs`). Next: `driver/queue.rs`.
+
+mod queue;
 
 use super::adapt::{Resource, Sample};
 use super::bound::Bound;
@@ -11,10 +13,10 @@ use super::crossings::Side;
 use super::fills::Fills;
 use super::held::Held;
 use super::inputs::Inputs;
-use super::marks::{Marks, Timing};
+use super::marks::{Mark, Marks, Timing};
 use super::ops::RoundArgs;
 use super::probe::Probe;
-use super::script::{Command, CpuPart, Known, Touch};
+use super::script::{Command, CpuPart, Touch};
 use crate::Error;
 use crate::exec::Round;
 use crate::exec::shared::Shared;
@@ -25,6 +27,7 @@ use device::timeline::{CpuTicket, GpuTicket, SlotIndex, Timeline};
 use device::trace::Track;
 use plan_format::costs::CaseCosts;
 use plan_format::program::{Program, Rows};
+use queue::Limits;
 use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::Arc;
@@ -84,6 +87,10 @@ pub struct Driver {
     records: bool,
     /// Commands queued in this round.
     queued: usize,
+    /// Transfers queued in this round, but for the one that is open.
+    fills_queued: usize,
+    /// Events of the transfer that is open, and its promotion.
+    filling: Option<(Mark, usize)>,
     waits: VecDeque<(usize, CpuTicket)>,
     signals: VecDeque<(usize, GpuTicket)>,
     /// Signals of this round that have come.
@@ -162,6 +169,8 @@ impl Driver {
             idle_rounds: 0,
             records: true,
             queued: 0,
+            fills_queued: 0,
+            filling: None,
             waits: VecDeque::with_capacity(waits),
             signals: VecDeque::with_capacity(signals),
             seen: 0,
@@ -186,7 +195,7 @@ impl Driver {
 
     /// Begins a round: inputs, first transfers that nobody has queued. Errors: the GPU is lost.
     pub fn begin(&mut self, turn: &Turn, round: &Round) -> Result<(), Error> {
-        (self.queued, self.parts_done, self.seen) = (0, 0, 0);
+        (self.queued, self.fills_queued, self.parts_done, self.seen) = (0, 0, 0, 0);
         let start = turn.trace.now();
         let outcome = self.enter(turn, round);
         if self.last.replace(turn.schedule).is_some_and(|last| last != turn.schedule) {
@@ -244,30 +253,6 @@ impl Driver {
         Ok(())
     }
 
-    fn fill(&mut self, turn: &Turn, promotion: usize) -> Result<(), Error> {
-        match self.bound[turn.schedule].script.known[promotion] {
-            Some(Known::Signal(number)) => self.wait_for(turn, number)?,
-            Some(Known::Part(part)) if part >= self.parts_done => {
-                return Err(Error::Program { what: "a transfer before its router's part" });
-            }
-            _ => {}
-        }
-        let bound = &self.bound[turn.schedule];
-        let slot = SlotIndex(bound.slots[promotion]);
-        let mark = self.marks.take(&*self.gpu)?;
-        let begun = mark.map(|mark| mark.begin);
-        let ids = (&self.host_arena, turn.args.tokens as usize);
-        self.fills.queue(&mut self.timeline, slot, bound.fills[promotion], ids, begun)?;
-        if let Some(mark) = mark {
-            self.gpu.record(self.timeline.transfer_stream(), mark.end)?;
-            let item = bound.items[promotion];
-            let expected_us = turn.case.and_then(|case| case.items.get(item as usize)).map_or(0.0, |i| i.stream_us);
-            let what = (Track::Transfer, self.parts_done, Label::Fill(item));
-            self.marks.queued(mark, what, f64::from(expected_us));
-        }
-        Ok(())
-    }
-
     /// Turns the timing of GPU work on or off.
     pub fn time(&mut self, timing: Timing) {
         self.marks.set(timing);
@@ -283,12 +268,14 @@ impl Driver {
         self.marks.time_next(rounds);
     }
 
-    /// Before CPU part `part`: queues what belongs before it and, as far as that is known, beside it, and waits for
-    /// what the part needs. Errors: the GPU is lost or silent.
+    /// Before CPU part `part`: queues what belongs before it, waits for what the part needs, and meanwhile queues what
+    /// else it may. Errors: the GPU is lost or silent.
     pub fn before_part(&mut self, turn: &Turn, part: usize) -> Result<(), Error> {
-        self.queue(turn, self.bound[turn.schedule].script.urgent[part])?;
-        if let Some(needed) = self.bound[turn.schedule].script.parts[part].needs {
-            self.wait_for(turn, needed)?;
+        let (script, limits) = (&self.bound[turn.schedule].script, self.limits(turn, part));
+        let (needed, signal) = (script.needed[part], script.parts[part].needs);
+        self.queue(turn, Limits { commands: needed, ..limits })?;
+        if let Some(signal) = signal {
+            self.wait_busily(turn, signal, limits)?;
         }
         self.gpu.host_delay();
         self.part_start = turn.trace.now();
@@ -298,7 +285,7 @@ impl Driver {
     /// While CPU part `part` runs on the other workers: queues the rest of what belongs beside it.
     /// Errors: the GPU is lost or silent.
     pub fn beside_part(&mut self, turn: &Turn, part: usize) -> Result<(), Error> {
-        self.queue(turn, self.bound[turn.schedule].script.horizons[part])
+        self.queue_beside(turn, part, self.limits(turn, part))
     }
 
     /// Tells a simulated GPU what the part touches.
@@ -361,13 +348,15 @@ impl Driver {
 
     /// Ends a round: the rest is queued, the compute stream comes to its end. Errors: the GPU is lost or silent.
     pub fn finish(&mut self, turn: &Turn) -> Result<(), Error> {
-        let commands = self.bound[turn.schedule].script.commands.len();
-        self.queue(turn, commands)?;
-        if let Some((last, _)) = self.signals.back() {
-            self.wait_for(turn, *last)?;
+        let script = &self.bound[turn.schedule].script;
+        let limits = Limits { commands: script.commands.len(), fills: script.fills.len() };
+        self.queue(turn, limits)?;
+        if let Some(last) = self.signals.back().map(|(last, _)| *last) {
+            self.wait_busily(turn, last, limits)?;
         }
+        self.queue_fills(turn, limits.fills)?;
         self.settle(turn.schedule)?;
-        if commands > 0 {
+        if limits.commands > 0 {
             self.ahead = Some(turn.schedule);
         }
         let gap_us = turn.case.map_or(0.0, |case| case.gap_us);
@@ -393,88 +382,11 @@ impl Driver {
     pub fn abandon(&mut self) -> Result<(), Error> {
         self.ahead = None;
         self.held.forget();
+        self.fills.forget();
+        self.filling = None;
         self.waits.clear();
         self.signals.clear();
         Ok(self.timeline.abandon()?)
-    }
-
-    /// Waits for a signal of this round, which is queued, unless it or a later one has been seen.
-    fn wait_for(&mut self, turn: &Turn, number: usize) -> Result<(), Error> {
-        let start = turn.trace.now();
-        while self.seen <= number
-            && let Some((signal, ticket)) = self.signals.pop_front()
-        {
-            if signal == number {
-                self.timeline.cpu_waits_for_gpu(ticket)?;
-            }
-            self.seen = signal + 1;
-        }
-        turn.trace.other(Track::Control, self.parts_done, Label::Wait, (start, turn.trace.now()));
-        Ok(())
-    }
-
-    /// Queues commands up to number `until`.
-    fn queue(&mut self, turn: &Turn, until: usize) -> Result<(), Error> {
-        if self.queued >= until {
-            return Ok(());
-        }
-        let start = turn.trace.now();
-        let outcome = self.queue_commands(turn, until);
-        turn.trace.other(Track::Control, self.parts_done, Label::Queue, (start, turn.trace.now()));
-        outcome
-    }
-
-    fn queue_commands(&mut self, turn: &Turn, until: usize) -> Result<(), Error> {
-        while self.queued < until {
-            match &self.bound[turn.schedule].script.commands[self.queued] {
-                &Command::WaitCpu(part) => {
-                    let ticket = self.timeline.gpu_waits_for_cpu()?;
-                    if part < self.parts_done {
-                        self.timeline.cpu_done(ticket)?;
-                    } else {
-                        self.waits.push_back((part, ticket));
-                    }
-                }
-                &Command::Signal(number) => {
-                    let ticket = self.timeline.gpu_signals_cpu()?;
-                    self.signals.push_back((number, ticket));
-                }
-                Command::Run(items, _) => {
-                    self.held.read(&mut self.timeline, &self.bound[turn.schedule].reads[self.queued])?;
-                    let (expected, label) = (gpu_us(turn.case, items.clone()), Label::Items(items.start as u32));
-                    self.launch(turn, expected, label)?;
-                }
-                Command::Move(side, crossings) => {
-                    let producers = crossings.iter().map(|crossing| crossing.item);
-                    let expected = self.hand_over.rest_us(turn.case, *side, producers);
-                    let label = if *side == Side::Gpu { Label::ToGpu } else { Label::ToHost };
-                    self.launch(turn, expected, label)?;
-                }
-                &Command::Fill(promotion) => self.fill(turn, promotion)?,
-                Command::Read(slot) => self.timeline.read(SlotIndex(slot.index()))?,
-                Command::Release(slot) => self.timeline.release(SlotIndex(slot.index()))?,
-            }
-            self.queued += 1;
-        }
-        Ok(())
-    }
-
-    /// Launches the operators of the command that is being queued; together they should take so long.
-    fn launch(&mut self, turn: &Turn, expected_us: f32, label: Label) -> Result<(), Error> {
-        let operators = &self.bound[turn.schedule].operators[self.queued];
-        let expected = Nanos::from_micros_f64(f64::from(expected_us) / operators.len().max(1) as f64);
-        let (compute, mark) = (self.timeline.compute_stream(), self.marks.take(&*self.gpu)?);
-        if let Some(mark) = mark {
-            self.gpu.record(compute, mark.begin)?;
-        }
-        for op in operators.iter() {
-            self.timeline.launch(&Launch { op: Arc::clone(op), args: turn.args.into(), expected })?;
-        }
-        if let Some(mark) = mark {
-            self.gpu.record(compute, mark.end)?;
-            self.marks.queued(mark, (Track::Compute, self.parts_done, label), f64::from(expected_us));
-        }
-        Ok(())
     }
 }
 

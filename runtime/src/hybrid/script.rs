@@ -52,11 +52,15 @@ pub struct Script {
     pub parts: Vec<CpuPart>,
     /// The GPU's queue, in order. Empty if nothing runs there; else it ends with a signal that ends the round.
     pub commands: Vec<Command>,
-    /// How many commands are queued before or while each part runs.
+    /// Transfers, in order. Queueing one takes long (14 us for 4 MiB on the H200 machine), so it is done in pieces
+    /// wherever worker 0 has time between the two commands.
+    pub fills: Vec<Fill>,
+    /// How many commands are queued before each part begins: those that its inputs come from.
+    pub needed: Vec<usize>,
+    /// How many commands may be queued before each part ends.
     pub horizons: Vec<usize>,
-    /// How many of them before it begins; the others are transfers of experts that are known when it may begin, and
-    /// what follows them: queueing these takes so long that the team must not wait for it.
-    pub urgent: Vec<usize>,
+    /// How many transfers may be queued before each part ends.
+    pub fill_limits: Vec<usize>,
     /// Promotions whose transfers are queued in the round before.
     pub ahead: Vec<usize>,
     /// By promotion: when the host knows the experts to bring, if it must.
@@ -103,12 +107,21 @@ pub enum Command {
     Move(Side, Vec<Crossing>),
     /// Operators of these items; of one item if it is promoted.
     Run(Range<usize>, Option<usize>),
-    /// Fill the slot of a promotion (on the transfer stream).
-    Fill(usize),
     /// Operators from now on may read the slot.
     Read(SlotId),
     /// Operators so far were its last readers.
     Release(SlotId),
+}
+
+/// Fills the slot of a promotion, on the transfer stream.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Fill {
+    /// Which promotion.
+    pub promotion: usize,
+    /// Commands that are queued before it: up to the slot's last readers, and what tells the experts.
+    pub after: usize,
+    /// The command that it is queued before: the first reader. All of them for a transfer of the next round.
+    pub before: usize,
 }
 
 impl Script {
@@ -263,25 +276,27 @@ impl Writer<'_> {
     fn finish(mut self) -> Script {
         if self.commands.is_empty() {
             let horizons = vec![0; self.parts.len()];
-            return Script { parts: self.parts, urgent: horizons.clone(), horizons, ..Script::default() };
+            let (needed, fill_limits) = (horizons.clone(), horizons.clone());
+            return Script { parts: self.parts, needed, horizons, fill_limits, ..Script::default() };
         }
         let routes: Vec<Option<Route>> = self.scene.routed.iter().map(|ids| self.route((*ids)?)).collect();
         let (fills, ahead) = self.fills(&routes);
         let mut signalled: BTreeSet<usize> = self.needs.iter().copied().filter(|&need| need > 0).collect();
         signalled.insert(self.commands.len());
         signalled.extend(routes.iter().flatten().filter(|route| route.part.is_none()).map(|route| route.position));
-        let mut commands = Vec::with_capacity(self.commands.len() + fills.len() + signalled.len());
+        let mut commands = Vec::with_capacity(self.commands.len() + signalled.len());
         let mut numbers = Vec::new();
-        let due = |position: usize| fills.iter().filter(move |(at, _)| *at == position).map(|(_, index)| *index);
-        commands.extend(due(0).map(Command::Fill));
+        // Where each command ends up, and the end.
+        let mut places = vec![0];
         for (index, command) in self.commands.drain(..).enumerate() {
             commands.push(command);
             if signalled.contains(&(index + 1)) {
                 commands.push(Command::Signal(numbers.len()));
                 numbers.push(index + 1);
             }
-            commands.extend(due(index + 1).map(Command::Fill));
+            places.push(commands.len());
         }
+        let fills = placed(&fills, &ahead, &places, &commands);
         for (part, need) in self.parts.iter_mut().zip(&self.needs) {
             part.needs = numbers.iter().position(|number| number == need);
             merge_touches(&mut part.touches);
@@ -292,9 +307,11 @@ impl Writer<'_> {
             route.part.map(Known::Part).or_else(signal)
         });
         let known: Vec<Option<Known>> = known.collect();
-        let horizons = horizons(&self.parts, &commands, &known);
-        let urgent = urgent(&self.parts, &commands, &known, &horizons);
-        Script { parts: self.parts, commands, horizons, urgent, ahead, known }
+        let needed: Vec<usize> = self.parts.iter().map(|part| needed(part, &commands)).collect();
+        let queue = Queue { commands: &commands, fills: &fills, known: &known };
+        let horizons = queue.horizons(&needed);
+        let fill_limits = (0..self.parts.len()).map(|part| queue.fill_limit(part)).collect();
+        Script { parts: self.parts, commands, fills, needed, horizons, fill_limits, ahead, known }
     }
 
     /// From when on the host knows these ids.
@@ -372,52 +389,65 @@ fn merge_touches(touches: &mut Vec<(ValueId, Touch)>) {
     touches.dedup_by_key(|(value, _)| *value);
 }
 
-/// How many commands are queued before each part begins: up to the signal that it needs, all that the GPU can do beside
-/// it, and a little of what follows it; but no transfer that is known only after the part.
-fn horizons(parts: &[CpuPart], commands: &[Command], known: &[Option<Known>]) -> Vec<usize> {
-    let first_wait =
-        |after: usize| commands.iter().position(|command| matches!(command, Command::WaitCpu(part) if *part >= after));
-    let mut reached = 0;
-    let horizon = |(index, part): (usize, &CpuPart)| {
-        let needed = needed(part, commands);
-        let beside = first_wait(index).unwrap_or(commands.len()).max(needed);
-        let next = first_wait(index + 1).unwrap_or(commands.len());
-        let wait = first_wait(index).unwrap_or(commands.len());
-        let unknown = |(position, command): (usize, &Command)| match command {
-            Command::Fill(promotion) => match known[*promotion] {
-                Some(Known::Part(part)) => part >= index,
-                Some(Known::Signal(_)) => position > wait,
-                None => false,
-            },
-            _ => false,
-        };
-        let is_fill = |(_, command): &(usize, &Command)| matches!(command, Command::Fill(_));
-        let behind = commands.iter().enumerate().skip(wait).filter(is_fill).nth(FILLS_AHEAD);
-        let too_many = behind.map_or(commands.len(), |(position, _)| position);
-        let stop = commands.iter().enumerate().position(unknown).unwrap_or(commands.len()).min(too_many);
-        reached = next.min(beside + LOOK_AHEAD).max(beside).min(stop).max(needed).max(reached);
-        reached
+/// Transfers between the commands: `fills` are positions among the commands without signals, which went to `places`.
+fn placed(fills: &[(usize, usize)], ahead: &[usize], places: &[usize], commands: &[Command]) -> Vec<Fill> {
+    let runs = |promotion: usize| {
+        let run = |command: &Command| matches!(command, Command::Run(_, Some(run)) if *run == promotion);
+        // The command before it lets operators read the slot.
+        commands.iter().position(run).map(|position| position.saturating_sub(1))
     };
-    parts.iter().enumerate().map(horizon).collect()
+    let fill = |&(position, promotion): &(usize, usize)| {
+        let before = runs(promotion).filter(|_| !ahead.contains(&promotion)).unwrap_or(commands.len());
+        Fill { promotion, after: places[position], before }
+    };
+    fills.iter().map(fill).collect()
+}
+
+/// What bounds how far worker 0 queues ahead.
+struct Queue<'a> {
+    commands: &'a [Command],
+    fills: &'a [Fill],
+    known: &'a [Option<Known>],
+}
+
+impl Queue<'_> {
+    /// The first command that waits for a part from this one on.
+    fn first_wait(&self, after: usize) -> usize {
+        let waits = |command: &Command| matches!(command, Command::WaitCpu(part) if *part >= after);
+        self.commands.iter().position(waits).unwrap_or(self.commands.len())
+    }
+
+    /// How many commands may be queued before each part ends: up to the signal that it needs, all that the GPU can do
+    /// beside it, and a little of what follows it; but no reader of a transfer that may not be queued.
+    fn horizons(&self, needed: &[usize]) -> Vec<usize> {
+        let mut reached = 0;
+        let horizon = |(index, &needed): (usize, &usize)| {
+            let beside = self.first_wait(index).max(needed);
+            let next = self.first_wait(index + 1);
+            let stop = self.fills.get(self.fill_limit(index)).map_or(self.commands.len(), |fill| fill.before);
+            reached = next.min(beside + LOOK_AHEAD).max(beside).min(stop).max(needed).max(reached);
+            reached
+        };
+        needed.iter().enumerate().map(horizon).collect()
+    }
+
+    /// How many transfers may be queued before a part ends: none that is known only after it, and few that cannot
+    /// begin before it ends.
+    fn fill_limit(&self, part: usize) -> usize {
+        let wait = self.first_wait(part);
+        let unknown = |fill: &Fill| match self.known[fill.promotion] {
+            Some(Known::Part(known)) => known >= part,
+            Some(Known::Signal(_)) => fill.after > wait,
+            None => false,
+        };
+        let known = self.fills.iter().position(unknown).unwrap_or(self.fills.len());
+        let free = self.fills.iter().position(|fill| fill.after > wait).unwrap_or(self.fills.len());
+        known.min(free + FILLS_AHEAD)
+    }
 }
 
 /// Number of commands up to the signal that a part needs.
 fn needed(part: &CpuPart, commands: &[Command]) -> usize {
     let signal = |command: &Command| matches!(command, Command::Signal(number) if Some(*number) == part.needs);
     commands.iter().position(signal).map_or(0, |position| position + 1)
-}
-
-/// How many commands are queued before each part begins: none from the first transfer on whose experts a signal tells,
-/// but all up to the signal that the part needs.
-fn urgent(parts: &[CpuPart], commands: &[Command], known: &[Option<Known>], horizons: &[usize]) -> Vec<usize> {
-    let waits = |command: &Command| match command {
-        Command::Fill(promotion) => matches!(known[*promotion], Some(Known::Signal(_))),
-        _ => false,
-    };
-    let urgent = |(part, &horizon): (&CpuPart, &usize)| {
-        let needed = needed(part, commands);
-        let behind = commands.iter().skip(needed).position(waits).map_or(horizon, |position| needed + position);
-        behind.min(horizon).max(needed)
-    };
-    parts.iter().zip(horizons).map(urgent).collect()
 }

@@ -67,31 +67,63 @@ fn script(program: &Program, setting: &Setting) -> Script {
     })
 }
 
-/// Plays a round: worker 0 queues up to each horizon, the GPU runs as far as it may.
+/// Plays a round: worker 0 queues up to each horizon, with transfers as late as they may be or as early, the GPU runs
+/// as far as it may.
 struct Player<'a> {
     script: &'a Script,
+    setting: &'a Setting,
+    is_eager: bool,
+    holds: Vec<Option<usize>>,
     queued: usize,
+    fills_queued: usize,
     executed: usize,
     parts_done: usize,
     signals: Vec<usize>,
 }
 
 impl Player<'_> {
-    fn queue(&mut self, until: usize, context: &str) {
+    fn queue(&mut self, until: usize, fill_limit: usize, context: &str) {
         while self.queued < until {
-            if let Command::Fill(promotion) = self.script.commands[self.queued] {
-                match self.script.known[promotion] {
-                    Some(Known::Part(part)) => assert!(part < self.parts_done, "{context}: a fill before its router"),
-                    Some(Known::Signal(number)) => {
-                        self.run();
-                        assert!(self.signals.contains(&number), "{context}: a fill waits for ever");
-                    }
-                    None => {}
+            self.fill_due(fill_limit, self.queued, context);
+            match &self.script.commands[self.queued] {
+                Command::Run(_, Some(promotion)) => {
+                    let slot = self.holds[self.setting.promotions[*promotion].slot.index()];
+                    assert_eq!(slot, Some(*promotion), "{context}: a slot holds another item");
                 }
+                Command::Release(slot) => self.holds[slot.index()] = None,
+                _ => {}
             }
             self.queued += 1;
         }
         self.run();
+        let is_over = self.queued == self.script.commands.len() && fill_limit == self.script.fills.len();
+        self.fill_due(fill_limit, if is_over { self.queued } else { 0 }, context);
+    }
+
+    /// Whether the host may know what a transfer brings.
+    fn knows(&self, fill: &Fill) -> bool {
+        match self.script.known[fill.promotion] {
+            Some(Known::Part(part)) => part < self.parts_done,
+            Some(Known::Signal(number)) => self.signals.contains(&number),
+            None => true,
+        }
+    }
+
+    /// Transfers whose reader is not behind command `due`, and all that may be.
+    fn fill_due(&mut self, limit: usize, due: usize, context: &str) {
+        while let Some(fill) = self.script.fills.get(self.fills_queued) {
+            let must = fill.before <= due && due > 0;
+            let may = self.is_eager && self.fills_queued < limit && fill.after <= self.queued && self.knows(fill);
+            if !may && !must {
+                return;
+            }
+            self.run();
+            assert!(fill.after <= self.queued, "{context}: a fill before its slot was released");
+            assert!(self.knows(fill), "{context}: a fill whose experts are never known");
+            let slot = &mut self.holds[self.setting.promotions[fill.promotion].slot.index()];
+            assert_eq!(slot.replace(fill.promotion), None, "{context}: a slot filled before it was released");
+            self.fills_queued += 1;
+        }
     }
 
     fn run(&mut self) {
@@ -106,60 +138,46 @@ impl Player<'_> {
     }
 }
 
-fn nobody_waits_for_ever(script: &Script, context: &str) {
-    let mut player = Player { script, queued: 0, executed: 0, parts_done: 0, signals: Vec::new() };
-    for (index, part) in script.parts.iter().enumerate() {
-        player.queue(script.urgent[index], context);
-        if let Some(needed) = part.needs {
-            assert!(player.signals.contains(&needed), "{context}: part {index} waits for signal {needed} for ever");
-        }
-        player.queue(script.horizons[index], context);
-        player.parts_done = index + 1;
-        player.run();
-    }
-    player.queue(script.commands.len(), context);
-    assert_eq!(player.executed, script.commands.len(), "{context}: the GPU waits for ever");
-    assert!(
-        script.commands.is_empty() || matches!(script.commands.last(), Some(Command::Signal(_) | Command::Fill(_)))
-    );
-}
-
-/// While a part runs, few transfers stand behind the wait for it: a driver has no room for many.
-fn few_transfers_wait_for_a_part(script: &Script, context: &str) {
-    for (index, (part, &horizon)) in script.parts.iter().zip(&script.horizons).enumerate() {
-        let waits = |command: &Command| matches!(command, Command::WaitCpu(waited) if *waited >= index);
-        let wait = script.commands.iter().position(waits).unwrap_or(script.commands.len());
-        let signal = |command: &Command| matches!(command, Command::Signal(number) if Some(*number) == part.needs);
-        let needed = script.commands.iter().position(signal).map_or(0, |position| position + 1);
-        let behind = script.commands[wait.min(horizon)..horizon].iter();
-        let fills = behind.filter(|command| matches!(command, Command::Fill(_))).count();
-        assert!(fills <= FILLS_AHEAD || horizon == needed, "{context}: {fills} transfers behind part {index}");
-    }
-}
-
-/// Slots are filled, read and released in turn, over as many rounds as one likes.
-fn slots_are_used_in_turn(script: &Script, setting: &Setting, context: &str) {
+/// Nobody waits for ever, and slots are filled, read and released in turn, over as many rounds as one likes.
+fn rounds_go_on(script: &Script, setting: &Setting, is_eager: bool, context: &str) {
     let mut holds: Vec<Option<usize>> = vec![None; setting.slots.slots.len()];
     for &promotion in &script.ahead {
         let slot = &mut holds[setting.promotions[promotion].slot.index()];
         assert_eq!(slot.replace(promotion), None, "{context}: two transfers for one slot at the start");
     }
     let start = holds.clone();
-    for command in &script.commands {
-        match command {
-            Command::Fill(promotion) => {
-                let slot = &mut holds[setting.promotions[*promotion].slot.index()];
-                assert_eq!(slot.replace(*promotion), None, "{context}: a slot filled before it was released");
-            }
-            Command::Run(_, Some(promotion)) => {
-                let slot = holds[setting.promotions[*promotion].slot.index()];
-                assert_eq!(slot, Some(*promotion), "{context}: a slot holds another item");
-            }
-            Command::Release(slot) => holds[slot.index()] = None,
-            _ => {}
+    let (queued, fills_queued, executed, parts_done, signals) = (0, 0, 0, 0, Vec::new());
+    let mut player = Player { script, setting, is_eager, holds, queued, fills_queued, executed, parts_done, signals };
+    for (index, part) in script.parts.iter().enumerate() {
+        let limit = script.fill_limits[index];
+        player.queue(script.needed[index], limit, context);
+        if let Some(needed) = part.needs {
+            assert!(player.signals.contains(&needed), "{context}: part {index} waits for signal {needed} for ever");
         }
+        player.queue(script.horizons[index], limit, context);
+        player.parts_done = index + 1;
+        player.run();
     }
-    assert_eq!(holds, start, "{context}: the next round begins with other slots");
+    player.queue(script.commands.len(), script.fills.len(), context);
+    assert_eq!(player.executed, script.commands.len(), "{context}: the GPU waits for ever");
+    assert_eq!(player.fills_queued, script.fills.len(), "{context}: a transfer is left");
+    assert_eq!(player.holds, start, "{context}: the next round begins with other slots");
+    assert!(script.commands.is_empty() || matches!(script.commands.last(), Some(Command::Signal(_))));
+}
+
+/// While a part runs, few transfers stand behind the wait for it: a driver has no room for many.
+fn few_transfers_wait_for_a_part(script: &Script, context: &str) {
+    for (index, &limit) in script.fill_limits.iter().enumerate() {
+        let waits = |command: &Command| matches!(command, Command::WaitCpu(waited) if *waited >= index);
+        let wait = script.commands.iter().position(waits).unwrap_or(script.commands.len());
+        let behind = script.fills[..limit].iter().filter(|fill| fill.after > wait).count();
+        assert!(behind <= FILLS_AHEAD, "{context}: {behind} transfers behind part {index}");
+        let forced = script.fills.iter().filter(|fill| fill.before < script.horizons[index]).count();
+        assert!(
+            forced <= limit || script.horizons[index] == script.needed[index],
+            "{context}: part {index} goes on to readers of transfers that may not be queued"
+        );
+    }
 }
 
 /// Every item runs once, and where it reads, what the other side made has been moved and waited for.
@@ -207,8 +225,9 @@ fn random_schedules_of_every_model_keep_the_rules() {
             let setting = setting(&program, seed);
             let script = script(&program, &setting);
             let context = format!("{name}, seed {seed}");
-            nobody_waits_for_ever(&script, &context);
-            slots_are_used_in_turn(&script, &setting, &context);
+            for is_eager in [false, true] {
+                rounds_go_on(&script, &setting, is_eager, &context);
+            }
             few_transfers_wait_for_a_part(&script, &context);
             what_is_read_has_come(&program, &script, &setting, &context);
         }
