@@ -125,7 +125,8 @@ pub(crate) trait Simd: Copy {
     unsafe fn prefetch_far(at: *const u8);
 
     /// Exact dot products of a sub-block's values, `P` vectors of rows, with `T` tokens' activations (see
-    /// `cpu/matmul/act.rs`), with `BASE_BITS` if [`is_based`]. Each vector of codes is asked for once, where it is needed.
+    /// `cpu/matmul/act.rs`), with `BASE_BITS` if [`is_based`]. Each vector of codes is asked for once, where it is
+    /// needed.
     unsafe fn dots<C: Codes, const T: usize, const P: usize>(
         codes: &impl PartCodes<Self>,
         acts: &[*const u8; T],
