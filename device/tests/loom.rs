@@ -144,7 +144,7 @@ fn a_skipped_barrier_never_deadlocks() {
 #[test]
 fn rows_of_a_step_are_claimed_once_while_the_next_step_begins() {
     explore(3, || {
-        let queue = Arc::new(WorkQueue::default());
+        let queue = Arc::new(WorkQueue::new(2));
         let claims = |queue: &WorkQueue| {
             let mut rows = [0_u32; 2];
             for step in [1, 2] {
@@ -163,9 +163,28 @@ fn rows_of_a_step_are_claimed_once_while_the_next_step_begins() {
 }
 
 #[test]
+fn rows_of_shares_are_claimed_once() {
+    explore(3, || {
+        let queue = Arc::new(WorkQueue::new(2));
+        let claims = |queue: &WorkQueue, worker| {
+            let mut rows = 0_u32;
+            while let Some(range) = queue.claim_near(Step(1), (3, 1), (worker, 2), |_| 1) {
+                range.for_each(|row| rows |= 1 << row);
+            }
+            rows
+        };
+        let other = Arc::clone(&queue);
+        let thread = loom::thread::spawn(move || claims(&other, 1));
+        let mine = claims(&queue, 0);
+        let theirs = thread.join().unwrap();
+        assert_eq!((mine | theirs, mine & theirs), (0b111, 0));
+    });
+}
+
+#[test]
 fn a_late_claim_takes_nothing_of_a_later_step() {
     explore(3, || {
-        let queue = Arc::new(WorkQueue::default());
+        let queue = Arc::new(WorkQueue::new(2));
         let other = Arc::clone(&queue);
         // Steps 1 and 9 share a counter. Whoever comes late for step 1 gets nothing, and step 9 loses nothing.
         let thread = loom::thread::spawn(move || other.claim(Step(1), 2, 2));

@@ -98,7 +98,7 @@ fn blocks_that_get_smaller_cover_every_row_once_in_whole_tiles() {
             let counts: Vec<AtomicU32> = (0..total).map(|_| AtomicU32::new(0)).collect();
             team.run(|worker| {
                 let step = worker.begin_step();
-                while let Some(rows) = worker.claim_tapering(step, total, most, tile) {
+                while let Some(rows) = worker.claim_near(step, total, most, tile) {
                     assert!(rows.start.is_multiple_of(tile as usize) && rows.len() <= most as usize);
                     assert!(rows.len().is_multiple_of(tile as usize) || rows.end == total as usize);
                     rows.for_each(|row| _ = counts[row].fetch_add(1, Relaxed));

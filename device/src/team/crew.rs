@@ -85,7 +85,7 @@ impl Crew {
             go: (0..count).map(|_| CachePadded(WaitWord::default())).collect(),
             absent: CachePadded(WaitWord::default()),
             barrier: Barrier::new(),
-            queue: WorkQueue::default(),
+            queue: WorkQueue::new(count),
             spin_ns: CachePadded(AtomicU32::new(spin_ns)),
             failure: Mutex::new(None),
         }

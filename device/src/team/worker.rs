@@ -9,8 +9,8 @@ use std::ops::Range;
 use super::crew::Crew;
 use super::queue::{RING, Step};
 
-/// Blocks per worker into which the rows that are left are cut.
-const BLOCKS_LEFT: u32 = 2;
+/// Blocks into which the rows that are left of a share are cut.
+const BLOCKS_LEFT: u32 = 4;
 
 /// One worker during one round.
 pub struct Worker<'a> {
@@ -66,11 +66,13 @@ impl<'a> Worker<'a> {
         self.crew.queue.claim(step, total, grain)
     }
 
-    /// Takes the next rows of `total` of `step`: `most` as long as many are left, then fewer, down to `tile`, so that
-    /// workers end together. Both are multiples of `tile`, but for the last rows.
-    pub fn claim_tapering(&self, step: Step, total: u32, most: u32, tile: u32) -> Option<Range<usize>> {
-        let fair = |left: u32| (left / (BLOCKS_LEFT * self.count)).next_multiple_of(tile.max(1)).max(tile);
-        self.crew.queue.claim_sized(step, total, |left| fair(left).min(most))
+    /// Takes the next rows of `total` of `step`, first those of this worker's share, one after another, then others'.
+    /// `most` as long as many are left, then fewer, down to `tile`, so that workers end together; multiples of `tile`,
+    /// but for the last rows.
+    pub fn claim_near(&self, step: Step, total: u32, most: u32, tile: u32) -> Option<Range<usize>> {
+        let tile = tile.max(1);
+        let size = |left: u32| (left / BLOCKS_LEFT).next_multiple_of(tile).min(most).max(tile);
+        self.crew.queue.claim_near(step, (total, tile), (self.index, self.count as usize), size)
     }
 
     /// Begins a step and runs `block` on row blocks of `total` until none is left. No barrier after it.

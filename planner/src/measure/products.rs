@@ -14,8 +14,10 @@ use std::time::Instant;
 const ROUND_BYTES: usize = 32 << 20;
 /// Multiply-adds of a round at most, unless one matrix has more.
 const ROUND_MACS: usize = 1 << 31;
-/// Blocks per worker, as the runtime has them.
-const BLOCKS_PER_WORKER: usize = 4;
+/// Blocks per worker, as the runtime has them, ...
+const BLOCKS_PER_WORKER: u32 = 4;
+/// ... and panels of a tile of several tokens.
+const TILE_PANELS: u32 = 2;
 
 /// One figure: matrices of this shape, one after the other, times the same tokens.
 #[derive(Clone, Copy, Debug)]
@@ -144,12 +146,14 @@ impl Work<'_> {
     fn multiply(&self, worker: &Worker<'_>, turn: usize) {
         let Ok(matrix) = self.matrix(turn) else { return };
         let panels = matrix.panels();
-        let grain = (panels / (worker.count() * BLOCKS_PER_WORKER)).max(1);
+        let tile = if self.case.tokens > 1 { TILE_PANELS } else { 1 };
+        let most = (panels as u32 / (worker.count() as u32 * BLOCKS_PER_WORKER)).next_multiple_of(tile).max(tile);
         // Each worker has an output of its own.
         let mut out = self.outs[worker.index()].lock().unwrap_or_else(PoisonError::into_inner);
-        worker.for_blocks(panels as u32, grain as u32, |claimed| {
+        let step = worker.begin_step();
+        while let Some(claimed) = worker.claim_near(step, panels as u32, most, tile) {
             // It went well in `new`.
             let _ = matmul_alone(self.isa, matrix, &self.acts, self.case.tokens, claimed, &mut out);
-        });
+        }
     }
 }

@@ -57,9 +57,10 @@ impl Grain {
         Grain { most: most as u32, tile: tile as u32 }
     }
 
-    /// The next block of a step's panels; smaller ones towards the end.
+    /// The next block of a step's panels: those of a worker lie one after the other, so that what it prefetches behind
+    /// one is what it needs next. Smaller ones towards the end.
     pub fn claim(self, worker: &Worker, step: Step, total: usize) -> Option<Range<usize>> {
-        worker.claim_tapering(step, total as u32, self.most, self.tile)
+        worker.claim_near(step, total as u32, self.most, self.tile)
     }
 }
 
