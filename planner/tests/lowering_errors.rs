@@ -4,7 +4,7 @@ mod common;
 
 use common::{Edit, lowered, open};
 use gguf::GgmlType::{F32, IQ1_S, Q4_K, Q6_K, Q8_0};
-use plan_format::program::{ItemKind, Mask, OpKind, Program, RopeScaling, WeightRole};
+use plan_format::program::{ItemKind, Mask, OpKind, Program, RopeScaling, RouterScore, RouterWeights, WeightRole};
 use planner::lower_model;
 
 #[track_caller]
@@ -212,6 +212,33 @@ fn rope_scaling_goes_to_the_layers_and_figures_that_it_is_for() {
     assert_eq!(yarn.scaling, RopeScaling::Yarn { factor: 16.0, original_context_tokens: 128 });
     assert!((yarn.magnitude - 1.277_258_9).abs() < 1e-6);
     assert_eq!(lowered("deepseek2").ropes[0].magnitude, 1.0);
+}
+
+/// R15: what a file without keys means is the family's, not "no".
+#[test]
+fn experts_are_weighed_as_the_family_does_where_the_file_says_nothing() {
+    let router = |program: &Program| match op(program, |kind| matches!(kind, OpKind::Router { .. })) {
+        OpKind::Router { router, .. } => (router.score, router.weights, router.scale),
+        _ => panic!(),
+    };
+    for (name, score, weights) in [
+        ("qwen3moe", RouterScore::Softmax, RouterWeights::ScoreNormalised),
+        ("qwen3next", RouterScore::Softmax, RouterWeights::ScoreNormalised),
+        ("qwen35moe", RouterScore::Softmax, RouterWeights::ScoreNormalised),
+        ("gpt-oss", RouterScore::Logit, RouterWeights::SoftmaxOfChosen),
+        ("llama4", RouterScore::Sigmoid, RouterWeights::Score),
+        ("deepseek2", RouterScore::Softmax, RouterWeights::Score),
+    ] {
+        let keys = ["expert_weights_norm", "expert_gating_func", "expert_weights_scale"];
+        let model = open(name);
+        let there = |key: &String| model.metadata().iter().any(|(known, _)| known == key);
+        let there = keys.iter().map(|key| format!("{name}.{key}")).filter(there);
+        let bare = there.fold(Edit::of(name), |edit, key| edit.unset(&key));
+        assert_eq!(router(&accepted(bare)), (score, weights, 1.0), "{name}");
+    }
+    let normed = Edit::of("deepseek2").set("deepseek2.expert_weights_norm", true);
+    let scaled = normed.set("deepseek2.expert_weights_scale", 2.5_f32);
+    assert_eq!(router(&accepted(scaled)), (RouterScore::Softmax, RouterWeights::ScoreNormalised, 2.5));
 }
 
 #[test]

@@ -4,6 +4,7 @@
 
 use fixtures::REFERENCE_MODELS;
 use gguf::GgmlType;
+use runtime::verify::relative_l2;
 use std::path::PathBuf;
 use tests::scripted::{Script, Token};
 use tests::variant::Variant;
@@ -167,6 +168,56 @@ fn r15_fused_and_separate_experts_are_the_same_model() {
     let of_separate = homes(&separate);
     assert_eq!(homes(&fused), of_separate);
     assert!(of_separate.iter().any(|item| item.starts_with("blk.0.experts_gate_up ExpertsInput")), "{of_separate:?}");
+}
+
+/// The shape of a bias, and as many numbers, all alike.
+fn biases(of: &Variant, name: &str, value: f32) -> (Vec<u64>, Vec<f32>) {
+    let (_, shape, bytes) = of.get(name);
+    (shape.to_vec(), vec![value; bytes.len() / 4])
+}
+
+/// R15: gpt-oss adds the experts' biases before the clamp and the down bias after the product, before the routing
+/// weights, whose sum is 1. Experts whose matrices are nothing but a 1 in a corner of the last give what the biases
+/// say: gate 10 and up -9 make -41.999719, and so do these as down biases of experts without any matrix.
+#[test]
+fn r15_expert_biases_come_before_the_clamp_and_the_down_bias_before_the_weights() {
+    let (place, ids) = (Place::new(), prompt("gpt-oss"));
+    let tiny = Variant::tiny("gpt-oss");
+    let model = |[gate, up]: [f32; 2], corner: f32, first_of_down: f32| {
+        (0..3).fold(tiny.clone(), |model, layer| {
+            let name = |part: &str| format!("blk.{layer}.ffn_{part}_exps");
+            let mut model = model;
+            for part in ["gate", "up", "down"] {
+                let shape = tiny.get(&format!("{}.weight", name(part))).1.to_vec();
+                let expert = (shape[0] * shape[1]) as usize;
+                let mut values = vec![0.0; expert * shape[2] as usize];
+                if part == "down" {
+                    values.iter_mut().step_by(expert).for_each(|value| *value = corner);
+                }
+                model = model.floats(&format!("{}.weight", name(part)), &shape, &values);
+            }
+            for (part, value) in [("gate", gate), ("up", up), ("down", 0.25)] {
+                let bias = format!("{}.bias", name(part));
+                let (shape, mut values) = biases(&tiny, &bias, value);
+                if part == "down" {
+                    values.iter_mut().step_by(shape[0] as usize).for_each(|value| *value += first_of_down);
+                }
+                model = model.floats(&bias, &shape, &values);
+            }
+            model
+        })
+    };
+    let logits = |model: &Variant| place.logits(model, &ids, &["--exact"]);
+    for ([gate, up], value) in
+        [([1.0, 0.0], 0.845_796), ([10.0, 9.0], 55.999_625), ([10.0, -9.0], -41.999_719), ([2.0, 3.0], 7.742_634)]
+    {
+        let by_experts = logits(&model([gate, up], 1.0, 0.0));
+        let by_bias = logits(&model([0.0, 0.0], 0.0, value));
+        let error = relative_l2(&by_bias, &by_experts);
+        assert!(error < 1e-5, "gate {gate}, up {up}: {error}");
+        let without = relative_l2(&logits(&model([0.0, 0.0], 0.0, 0.0)), &by_experts);
+        assert!(without > 1e-2, "gate {gate}, up {up}: the experts do not matter ({without})");
+    }
 }
 
 /// R16: the number of tokens in a round decides nothing.
