@@ -4,8 +4,8 @@
 use crate::process::{self, cargo};
 use crate::{fetch, instructions, ptx, tidy};
 use anyhow::{Context, Result};
-use std::path::PathBuf;
-use std::process::Command;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
 use std::time::Instant;
 
 type Step = (&'static str, fn() -> Result<()>);
@@ -86,18 +86,23 @@ fn loom() -> Result<()> {
     process::run(command.args(["test", "--quiet", "--package", "device", "--test", "loom", "--release"]))
 }
 
-/// The public reference checker over all families, in both modes.
+/// The simulated machine of the reference checks, and its ceilings: most weights streamed or on the CPU, half of them
+/// on the GPU, all.
+const SIMULATED: &str = "sim:rtx3060-laptop";
+const CEILINGS: [&str; 3] = ["1500K", "2500K", "12M"];
+
+/// The public reference checker over all families, in both modes, and under ceilings of a simulated GPU.
 fn references() -> Result<()> {
     let binaries = process::build_binaries()?;
     let ats_run = binaries.join("ats-run");
     let ats_run = ats_run.to_string_lossy();
     let python = python_with_numpy()?;
-    let folder = process::root().join("fixtures/reference");
-    let check = |extra: &[&str], flag: &str| {
+    let reference = process::root().join("fixtures/reference");
+    let check = |folder: &Path, extra: &[&str], flag: &str| {
         // Generation is one token at a time as it is.
         let generate_flag = if flag == " --one-by-one" { "" } else { flag };
         let mut command = Command::new(&python);
-        command.arg(folder.join("check_reference.py")).arg(&folder);
+        command.arg(reference.join("check_reference.py")).arg(folder);
         command
             .arg("--logits")
             .arg(format!("{ats_run} logits {{model}} --tokens {{tokens}} --out {{out}} --last {{last}}{flag}"));
@@ -108,9 +113,34 @@ fn references() -> Result<()> {
         process::run(command.args(extra))
     };
     let tokenize = format!("{ats_run} tokenize {{model}} --add-special={{special}} --parse-special={{parse}}");
-    check(&["--tokenize", &tokenize], "")?;
-    check(&["--no-long"], " --one-by-one").context("one token at a time")?;
-    check(&["--exact", "1e-4"], " --exact").context("exact mode")
+    check(&reference, &["--tokenize", &tokenize], "")?;
+    check(&reference, &["--no-long"], " --one-by-one").context("one token at a time")?;
+    check(&reference, &["--exact", "1e-4"], " --exact").context("exact mode")?;
+    for ceiling in CEILINGS {
+        let folder = planned_references(&binaries, &reference, ceiling)?;
+        let device = format!(" --device {SIMULATED} --plan {{model}}.atsplan");
+        check(&folder, &["--no-long"], &device).with_context(|| format!("on {SIMULATED} with {ceiling}"))?;
+    }
+    Ok(())
+}
+
+/// A folder with the reference data and, beside each model, its plan for a ceiling of the simulated GPU.
+fn planned_references(binaries: &Path, reference: &Path, ceiling: &str) -> Result<PathBuf> {
+    let folder = process::target().join("planned-references").join(ceiling);
+    std::fs::create_dir_all(&folder)?;
+    for entry in std::fs::read_dir(reference)? {
+        let entry = entry?;
+        let (from, to) = (entry.path(), folder.join(entry.file_name()));
+        if from.is_file() {
+            std::fs::copy(&from, &to).with_context(|| format!("copying {}", from.display()))?;
+        }
+        if to.extension().is_some_and(|extension| extension == "gguf") {
+            let mut compile = Command::new(binaries.join("ats-plan"));
+            compile.arg("compile").arg(&to).args(["--device", SIMULATED, "--vram", ceiling, "--context", "128"]);
+            process::run(compile.arg("--out").arg(to.with_extension("gguf.atsplan")).stdout(Stdio::null()))?;
+        }
+    }
+    Ok(folder)
 }
 
 /// A Python that has NumPy: the system's, else one in a virtual environment under the build folder.
