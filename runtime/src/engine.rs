@@ -3,7 +3,7 @@
 //! Not here: text (`text`), which token comes next (`generation.rs`), how sequences go back (`sequence.rs`).
 //! Next: `exec/mod.rs`.
 
-use crate::exec::{Executor, HostPlace, KvType, Limits, Precision, Rewind, Round, Span, WeightStore};
+use crate::exec::{Choices, Chosen, Executor, HostPlace, KvType, Limits, Precision, Rewind, Round, Span, WeightStore};
 use crate::hybrid::cuda::{self, CudaMaker};
 use crate::hybrid::sim::SimMaker;
 use crate::hybrid::{GpuSide, HandOver, Timing};
@@ -35,7 +35,7 @@ pub struct Engine {
     simulated_gpu: Option<Arc<SimGpu>>,
 }
 
-/// Changes to what the plan says; only for measurements.
+/// Changes to what the plan says, for measurements, and what is written down besides.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Overrides {
     /// CPU threads.
@@ -44,6 +44,8 @@ pub struct Overrides {
     pub isa: Option<Isa>,
     /// Schedule that is always taken for rounds of its kind.
     pub pinned_schedule: Option<usize>,
+    /// Whether choices of experts are recorded.
+    pub choices: Choices,
 }
 
 /// Which logits of fed tokens are wanted.
@@ -73,10 +75,12 @@ impl Engine {
             artifact::KvType::F32 => KvType::F32,
         };
         let context_tokens = plan.origin.options.context_tokens as usize;
-        let limits = Limits { context_tokens, sequences: 1, kv_type, precision };
+        let choices = overrides.choices;
+        let limits = Limits { context_tokens, sequences: 1, kv_type, precision, choices };
         let weights = WeightStore::load_placed(model, &plan.program, &HostPlace::of_plan(&plan, precision))?;
-        let (side, simulated_gpu) =
-            gpu_side(&plan, &weights, limits, isa, (request.simulated.as_ref(), overrides.pinned_schedule))?;
+        // The exact kernels run on the CPU alone, and nothing is calculated of their times.
+        let simulated = request.simulated.as_ref().filter(|_| precision == Precision::Fast);
+        let (side, simulated_gpu) = gpu_side(&plan, &weights, limits, isa, (simulated, overrides.pinned_schedule))?;
         let threads = overrides.threads.unwrap_or_else(|| planned_threads(&plan));
         let team = match request.simulated {
             // The simulated machine may have more cores than this one: its times do not depend on ours.
@@ -117,9 +121,15 @@ impl Engine {
         self.plan.program.ops.iter().any(|op| matches!(op.kind, OpKind::Router { .. }))
     }
 
-    /// How often experts were chosen so far, in the layers whose choice the CPU sees.
+    /// How often experts were chosen so far; nothing where choices are not recorded.
     pub fn routing(&self) -> RoutingCounts {
-        self.executor.routing(&self.plan.program)
+        self.executor.routing()
+    }
+
+    /// From now on tokens take these choices of experts instead of their routers'. Only for plans without a GPU.
+    /// Errors: another model's choices.
+    pub fn force_choices(&mut self, chosen: Chosen) -> Result<(), Error> {
+        self.executor.force_choices(&self.plan.program, chosen)
     }
 
     /// The last round as a Chrome trace.

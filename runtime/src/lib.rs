@@ -12,5 +12,6 @@ pub mod machine;
 pub mod plans;
 pub mod quantiles;
 pub mod sequence;
+pub mod verify;
 
 pub use error::Error;

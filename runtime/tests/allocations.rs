@@ -6,7 +6,7 @@ use device::team::{CallerPinning, Pinning, Team, TeamConfig};
 use fixtures::REFERENCE_MODELS;
 use kernels::cpu::Isa;
 use plan_format::arena::{Arena, RoundLimits};
-use runtime::exec::{Executor, KvType, Limits, Precision, Round, Span, WeightStore};
+use runtime::exec::{Choices, Executor, KvType, Limits, Precision, Round, Span, WeightStore};
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
@@ -54,7 +54,13 @@ fn executor(name: &str) -> Executor {
     let program = planner::lower_model(&model).expect("known family");
     let arena = Arena::new(&program, RoundLimits { ubatch_tokens: 64, output_tokens: 1 });
     let weights = WeightStore::load(model, &program, Precision::Fast).expect("weights");
-    let limits = Limits { context_tokens: 128, sequences: 1, kv_type: KvType::F16, precision: Precision::Fast };
+    let limits = Limits {
+        context_tokens: 128,
+        sequences: 1,
+        kv_type: KvType::F16,
+        precision: Precision::Fast,
+        choices: Choices::Unseen,
+    };
     let config = TeamConfig { threads: 2, pinning: Pinning::Free, caller: CallerPinning::Leave, spin_us: 20 };
     let mut team = Team::new(config).expect("threads");
     // A thread's start allocates, and may come later than the team.

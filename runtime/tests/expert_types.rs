@@ -7,7 +7,8 @@ use fixtures::family::{Common, Experts, Qwen3Moe};
 use gguf::{GgmlType, Model};
 use kernels::cpu::Isa;
 use plan_format::arena::{Arena, RoundLimits};
-use runtime::exec::{Executor, KvType, Limits, Precision, Round, Span, WeightStore};
+use runtime::exec::{Choices, Executor, KvType, Limits, Precision, Round, Span, WeightStore};
+use runtime::verify::relative_l2;
 use std::path::Path;
 
 const TOKENS: u32 = 24;
@@ -33,7 +34,7 @@ fn executor(path: &Path, precision: Precision) -> Executor {
     let arena = Arena::new(&program, RoundLimits { ubatch_tokens: TOKENS, output_tokens: TOKENS });
     let weights = WeightStore::load(model, &program, precision).expect("weights");
     let kv_type = if precision == Precision::Exact { KvType::F32 } else { KvType::F16 };
-    let limits = Limits { context_tokens: 64, sequences: 1, kv_type, precision };
+    let limits = Limits { context_tokens: 64, sequences: 1, kv_type, precision, choices: Choices::Unseen };
     let config = TeamConfig { threads: 2, pinning: Pinning::Free, caller: CallerPinning::Leave, spin_us: 20 };
     let team = Team::new(config).expect("threads");
     Executor::new(&program, &arena, weights, limits, (team, Isa::detect())).expect("prepared")
@@ -54,12 +55,6 @@ fn logits(executor: &mut Executor, ubatch: usize) -> Vec<f32> {
     all
 }
 
-fn relative_error(exact: &[f32], got: &[f32]) -> f64 {
-    let square = |x: f32| f64::from(x) * f64::from(x);
-    let difference: f64 = exact.iter().zip(got).map(|(a, b)| square(a - b)).sum();
-    (difference / exact.iter().map(|a| square(*a)).sum::<f64>()).sqrt()
-}
-
 #[test]
 fn experts_of_every_type_are_right_in_any_round() {
     let folder = tempfile::tempdir().expect("a folder");
@@ -70,7 +65,7 @@ fn experts_of_every_type_are_right_in_any_round() {
         let exact = logits(&mut executor(&path, Precision::Exact), TOKENS as usize);
         let mut fast = executor(&path, Precision::Fast);
         let got = logits(&mut fast, TOKENS as usize);
-        let error = relative_error(&exact, &got);
+        let error = relative_l2(&exact, &got);
         assert!(error < 0.04, "{ty}: relative error {error:.4}");
         assert!(exact.iter().all(|logit| logit.is_finite()), "{ty}");
         for ubatch in [1, 5] {

@@ -3,9 +3,8 @@
 
 mod support;
 
-use support::{
-    Mixture, all_cpu, all_cpu_of, divided, feed, is_hot, plan_of, prompt, relative_error, same_bits, without_flips,
-};
+use runtime::verify::relative_l2;
+use support::{Mixture, all_cpu, all_cpu_of, divided, feed, is_hot, plan_of, prompt, same_bits, without_flips};
 
 /// Families with routers, each with its own form of experts: biases, weighed inputs, shared experts, fused gate and up.
 const FAMILIES: [&str; 6] = ["qwen3moe", "gpt-oss", "qwen3next", "qwen35moe", "llama4", "deepseek2"];
@@ -21,7 +20,7 @@ fn divided_experts_compute_what_whole_ones_do() {
         let whole = feed(&mut all_cpu(name), &ids, 0, 64).expect("a good round");
         let expected = feed(&mut all_cpu_of(name, &program, 2), &ids, 0, 64).expect("a good round");
         let (a, b) = without_flips(name, &expected, &whole);
-        let distance = relative_error(&b, &a);
+        let distance = relative_l2(&b, &a);
         println!("{name}: {distance:.6}, {} of {} logits", a.len(), whole.len());
         assert!(distance < DISTANCE_MAX, "{name}: {distance}");
         assert!(2 * a.len() > whole.len(), "{name}: too many positions are set aside");

@@ -9,7 +9,7 @@ use kernels::cpu::Isa;
 use plan_format::artifact::Plan;
 use plan_format::program::Program;
 use plan_format::schedule::{Layout, Phase};
-use runtime::exec::{Executor, HostPlace, KvType, Limits, Precision, WeightStore};
+use runtime::exec::{Choices, Executor, HostPlace, KvType, Limits, Precision, WeightStore};
 use runtime::hybrid::ops::{Arrival, Move, OpEnv, OpMaker, Sizes, WeightShape};
 use runtime::hybrid::sim::SimMaker;
 use runtime::hybrid::{GpuSide, HandOver};
@@ -56,7 +56,7 @@ impl OpMaker for Counting {
 fn unpackers(name: &str, plan: &Plan) -> usize {
     let gpu = sim(Faults::none());
     let (kv_type, precision) = (KvType::F16, Precision::Fast);
-    let limits = Limits { context_tokens: CONTEXT_TOKENS, sequences: 1, kv_type, precision };
+    let limits = Limits { context_tokens: CONTEXT_TOKENS, sequences: 1, kv_type, precision, choices: Choices::Unseen };
     let places = HostPlace::of_plan(plan, precision);
     let weights = WeightStore::load_placed(model(name), &plan.program, &places).expect("weights");
     let isa = Isa::detect();

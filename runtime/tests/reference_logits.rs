@@ -7,8 +7,9 @@ use fixtures::REFERENCE_MODELS;
 use fixtures::npy::Array;
 use kernels::cpu::Isa;
 use plan_format::arena::{Arena, RoundLimits};
-use runtime::exec::{Executor, KvType, Limits, Precision, Round, Span, WeightStore};
-use support::{prompt, relative_error, without_flips};
+use runtime::exec::{Choices, Executor, KvType, Limits, Precision, Round, Span, WeightStore};
+use runtime::verify::relative_l2;
+use support::{prompt, without_flips};
 
 const CONTEXT_TOKENS: usize = 512;
 
@@ -23,7 +24,7 @@ fn executor_of(name: &str, precision: Precision, threads: usize, context_tokens:
     let arena = Arena::new(&program, RoundLimits { ubatch_tokens: 256, output_tokens: 256 });
     let weights = WeightStore::load(model, &program, precision).expect("weights");
     let kv_type = if precision == Precision::Exact { KvType::F32 } else { KvType::F16 };
-    let limits = Limits { context_tokens, sequences: 1, kv_type, precision };
+    let limits = Limits { context_tokens, sequences: 1, kv_type, precision, choices: Choices::Unseen };
     let config = TeamConfig { threads, pinning: Pinning::Free, caller: CallerPinning::Leave, spin_us: 20 };
     let team = Team::new(config).expect("threads");
     Executor::new(&program, &arena, weights, limits, (team, Isa::detect())).expect("prepared")
@@ -54,10 +55,10 @@ fn reference(name: &str, kind: &str) -> Array<f32> {
 fn check_short(name: &str, precision: Precision, limit: impl Fn(f64) -> f64) {
     let (ids, reference64) = (prompt(name), reference(name, "logits_f64"));
     let error_of = |got: &[f32]| match precision {
-        Precision::Exact => relative_error(&reference64.data, got),
+        Precision::Exact => relative_l2(&reference64.data, got),
         Precision::Fast => {
             let (reference, got) = without_flips(name, &reference64.data, got);
-            relative_error(&reference, &got)
+            relative_l2(&reference, &got)
         }
     };
     let quantised = error_of(&reference(name, "logits_quant").data);

@@ -1,6 +1,9 @@
 //! Counting which experts are chosen: the counts are the choices, on any number of threads and in any round, and a
 //! router that was written with a Zipf law follows it.
 
+mod support;
+
+use device::sim::Faults;
 use device::team::{CallerPinning, Pinning, Team, TeamConfig};
 use fixtures::{catalog, skew};
 use gguf::Model;
@@ -8,7 +11,9 @@ use kernels::cpu::Isa;
 use plan_format::arena::{Arena, RoundLimits};
 use plan_format::program::Program;
 use plan_format::routing::RoutingCounts;
-use runtime::exec::{Executor, KvType, Limits, Precision, Round, Span, WeightStore};
+use runtime::exec::{Choices, Executor, KvType, Limits, Precision, Round, Span, WeightStore};
+
+use support::Mixture;
 
 const UBATCH_TOKENS: u32 = 64;
 
@@ -16,7 +21,13 @@ fn executor(model: Model, threads: usize) -> (Executor, Program) {
     let program = planner::lower_model(&model).expect("known family");
     let arena = Arena::new(&program, RoundLimits { ubatch_tokens: UBATCH_TOKENS, output_tokens: 1 });
     let weights = WeightStore::load(model, &program, Precision::Fast).expect("weights");
-    let limits = Limits { context_tokens: 512, sequences: 1, kv_type: KvType::F16, precision: Precision::Fast };
+    let limits = Limits {
+        context_tokens: 512,
+        sequences: 1,
+        kv_type: KvType::F16,
+        precision: Precision::Fast,
+        choices: Choices::Recorded,
+    };
     let config = TeamConfig { threads, pinning: Pinning::Free, caller: CallerPinning::Leave, spin_us: 20 };
     let team = Team::new(config).expect("threads");
     (Executor::new(&program, &arena, weights, limits, (team, Isa::detect())).expect("prepared"), program)
@@ -47,7 +58,7 @@ fn counts_are_the_choices_whatever_the_rounds_and_threads() {
         let count = |threads, ubatch| {
             let (mut executor, program) = executor(reference(name), threads);
             feed(&mut executor, &ids(90, 0), ubatch);
-            let counts = executor.routing(&program);
+            let counts = executor.routing();
             counts.check(&program).expect("counts of this program");
             counts
         };
@@ -60,7 +71,44 @@ fn counts_are_the_choices_whatever_the_rounds_and_threads() {
             assert_eq!(count(threads, ubatch), one, "{name}, {threads} threads, rounds of {ubatch}");
         }
     }
-    assert_eq!(executor(reference("llama"), 1).0.routing(&executor(reference("llama"), 1).1), RoutingCounts::default());
+    assert_eq!(executor(reference("llama"), 1).0.routing(), RoutingCounts::default());
+}
+
+/// Wherever routers and experts run, and whatever is streamed: the simulated GPU gives the CPU's bits, so its choices.
+#[test]
+fn choices_on_a_gpu_are_seen_too() {
+    let mixtures = [
+        Mixture::Resident,
+        Mixture::MixerResident,
+        Mixture::RoutedByGpu { slots: 2 },
+        Mixture::Holding { slots: 2 },
+        Mixture::Hot,
+        Mixture::HotAlone,
+        Mixture::HotAndStreamed { slots: 2 },
+        Mixture::Random { seed: 3 },
+    ];
+    for name in ["qwen3moe", "gpt-oss"] {
+        for mixture in mixtures {
+            let (plan, ids) = (support::plan(name, mixture), support::prompt(name));
+            let limits = Limits { choices: Choices::Recorded, ..support::limits() };
+            let mut cpu = support::cpu_with(name, &plan.program, 2, limits);
+            let gpu = support::sim(Faults::none());
+            let mut hybrid = support::hybrid_with(name, &plan, &gpu, (None, Choices::Recorded)).expect("a good plan");
+            for ubatch in [64, 1] {
+                let chosen = |executor: &mut Executor| {
+                    executor.clear(0).expect("a sound GPU");
+                    executor.keep_choices();
+                    support::feed(executor, &ids, 0, ubatch).expect("good rounds");
+                    executor.take_choices()
+                };
+                let found = chosen(&mut hybrid);
+                assert!(found.iter().all(|by| by.ids.len() == ids.len() * by.chosen), "{name} {mixture:?}");
+                assert_eq!(found, chosen(&mut cpu), "{name} {mixture:?}, rounds of {ubatch}");
+            }
+            assert_eq!(hybrid.routing(), cpu.routing(), "{name} {mixture:?}");
+            assert!(hybrid.routing().layers.iter().all(|layer| layer.tokens() == 2.0 * ids.len() as f64));
+        }
+    }
 }
 
 /// How often each rank is chosen, over all layers.
@@ -83,11 +131,11 @@ fn check_skew(name: &str, exponent: f64) {
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().join("m.gguf");
     spec.write_random(&path, seed, &|_, _| {}).expect("written");
-    let (mut executor, program) = executor(Model::open(&path).expect("readable"), 2);
+    let (mut executor, _) = executor(Model::open(&path).expect("readable"), 2);
     for sequence in 0..8 {
         feed(&mut executor, &ids(256, 1000 * sequence), UBATCH_TOKENS as usize);
     }
-    let counts = executor.routing(&program);
+    let counts = executor.routing();
     let found = rates_by_rank(&counts, seed);
     let stated = skew::zipf_rates(found.len(), counts.layers[0].chosen as usize, exponent);
     for (rank, (found, stated)) in found.iter().zip(&stated).enumerate() {

@@ -2,6 +2,7 @@
 
 use super::Failure;
 use crate::engine::{Engine, Overrides};
+use crate::exec::Choices;
 use crate::machine::SimulatedMachine;
 use crate::plans::{Exactness, OtherDevice, PlanRequest};
 use clap::Args;
@@ -82,13 +83,18 @@ impl TraceArgs {
 /// Counts of the experts that the run has chosen.
 #[derive(Debug, Args)]
 pub struct RoutingArgs {
-    /// Write how often each expert was chosen, layer by layer, for `ats-plan compile --routing FILE`. Layers whose
-    /// choice and experts are both on the GPU are not seen: a plan with --vram 0 sees all.
+    /// Write how often each expert was chosen, layer by layer, for `ats-plan compile --routing FILE`.
     #[arg(long, value_name = "FILE")]
     routing: Option<PathBuf>,
 }
 
 impl RoutingArgs {
+    /// How the model is to be opened.
+    pub fn overrides(&self) -> Overrides {
+        let choices = if self.routing.is_some() { Choices::Recorded } else { Choices::Unseen };
+        Overrides { choices, ..Overrides::default() }
+    }
+
     /// Before the run, which reads `inputs`: what the counts may not be written over is said now, and so is a model
     /// without experts.
     pub fn begin(&self, engine: &Engine, inputs: &[&Path]) -> Result<(), Failure> {
@@ -105,8 +111,7 @@ impl RoutingArgs {
         let Some(file) = &self.routing else { return Ok(()) };
         let counts = engine.routing();
         if counts.layers.is_empty() {
-            let text = "--routing: all choices were made and used on the GPU, none was seen";
-            return Err(Failure::failed(anyhow::anyhow!(text)).hint("run a plan for the CPU alone: compile --vram 0"));
+            return Err(Failure::failed(anyhow::anyhow!("--routing: no token was read, so nothing was chosen")));
         }
         write_whole(file, counts.to_json().as_bytes())
     }

@@ -36,7 +36,7 @@ pub struct PerplexityArgs {
 pub fn run(args: &PerplexityArgs) -> Result<(), Failure> {
     let text = read_text(&args.file)?;
     let chunk = args.chunk as usize;
-    let mut engine = args.model.open(Some(chunk), exactness(args.exact))?;
+    let mut engine = args.model.open_with(Some(chunk), exactness(args.exact), args.routing.overrides())?;
     args.routing.begin(&engine, &[&args.file])?;
     let tokenizer = engine.tokenizer();
     let ids: Vec<u32> = tokenizer.encode(&text, AddSpecial::Yes, ParseSpecial::No).iter().map(|id| id.0).collect();

@@ -1,9 +1,12 @@
-//! `ats-run verify`: the planned run's logits beside those of the exact kernels on the CPU, on fixed tokens.
+//! `ats-run verify`: the planned run's logits and choices of experts beside those of the exact kernels on the CPU, on
+//! fixed tokens. Not here: what may differ (`crate::verify`).
 
 use super::Failure;
 use super::common::{ModelArgs, exactness, read_ids};
 use crate::Error;
-use crate::engine::{Engine, Sequence, Wanted};
+use crate::engine::Overrides;
+use crate::exec::Choices;
+use crate::verify::{Comparison, exact_run, run_of};
 use clap::Args;
 use plan_format::artifact::Plan;
 use plan_format::fingerprint::{full_hash, hex};
@@ -20,7 +23,8 @@ pub struct VerifyArgs {
     /// Token ids that white space separates [default: 32 fixed ones].
     #[arg(long, value_name = "FILE")]
     tokens: Option<PathBuf>,
-    /// Largest relative L2 error that passes.
+    /// Largest relative L2 error that passes. Experts may differ from the exact routers' where their scores lie at most
+    /// twice that share of the scores' root mean square apart.
     #[arg(long, value_name = "X", default_value_t = 0.1)]
     tolerance: f64,
     /// Read all of the model too, and compare it with what `ats-plan compile --full-hash` read: every start looks at
@@ -36,28 +40,23 @@ const DEFAULT_TOKENS: u32 = 32;
 pub fn run(args: &VerifyArgs) -> Result<(), Failure> {
     let given = args.tokens.as_deref().map(read_ids).transpose()?;
     let count = given.as_ref().map_or(DEFAULT_TOKENS as usize, Vec::len);
-    let mut planned = args.model.open(Some(count), exactness(false))?;
+    let recorded = Overrides { choices: Choices::Recorded, ..Overrides::default() };
+    let mut planned = args.model.open_with(Some(count), exactness(false), recorded)?;
     if args.full_hash {
         check_bytes(&args.model.model, planned.plan())?;
     }
     let ids = given.unwrap_or_else(|| fixed_ids(planned.vocab()));
-    let planned_logits = logits(&mut planned, &ids)?;
     let vocab = planned.vocab();
+    let run = run_of(&mut planned, &ids)?;
     drop(planned);
-    let exact_logits = logits(&mut args.model.open(Some(count), exactness(true))?, &ids)?;
-    let error = relative_l2(&exact_logits, &planned_logits);
-    let agree = same_best(&exact_logits, &planned_logits, vocab);
-    writeln!(
-        std::io::stdout(),
-        "{} positions: relative L2 error {error:.5}, best token the same at {agree} of them",
-        ids.len()
-    )?;
-    if error > args.tolerance || !error.is_finite() {
-        let text = format!("the planned run is off by {error:.5}, more than {}", args.tolerance);
-        return Err(Failure::failed(anyhow::anyhow!(text))
-            .hint("please report it with the model's name and `ats-plan inspect`"));
+    let exact = exact_run(&mut args.model.open(Some(count), exactness(true))?, &ids, &run)?;
+    let compared = Comparison::new(&run, exact, (vocab, args.tolerance));
+    writeln!(std::io::stdout(), "{compared}")?;
+    match compared.fault() {
+        Some(fault) => Err(Failure::failed(anyhow::anyhow!(fault))
+            .hint("please report it with the model's name and `ats-plan inspect`")),
+        None => Ok(()),
     }
-    Ok(())
 }
 
 /// Compares every byte of the model with the plan.
@@ -84,23 +83,4 @@ fn check_bytes(path: &Path, plan: &Plan) -> Result<(), Failure> {
 
 fn fixed_ids(vocab: usize) -> Vec<u32> {
     (0..DEFAULT_TOKENS).map(|i| i.wrapping_mul(2_654_435_761) % vocab as u32).collect()
-}
-
-fn logits(engine: &mut Engine, ids: &[u32]) -> Result<Vec<f32>, Failure> {
-    let mut all = Vec::new();
-    let wanted = Wanted::LastTokens(ids.len());
-    engine.feed(&mut Sequence::default(), ids, wanted, &mut |_, row| all.extend_from_slice(row))?;
-    Ok(all)
-}
-
-fn relative_l2(reference: &[f32], got: &[f32]) -> f64 {
-    let square = |x: f32| f64::from(x) * f64::from(x);
-    let difference: f64 = reference.iter().zip(got).map(|(a, b)| square(a - b)).sum();
-    let norm: f64 = reference.iter().map(|a| square(*a)).sum();
-    (difference / norm).sqrt()
-}
-
-fn same_best(a: &[f32], b: &[f32], vocab: usize) -> usize {
-    let best = |row: &[f32]| row.iter().enumerate().max_by(|x, y| x.1.total_cmp(y.1)).map(|(index, _)| index);
-    a.chunks(vocab).zip(b.chunks(vocab)).filter(|(a, b)| best(a) == best(b)).count()
 }

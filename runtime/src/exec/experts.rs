@@ -6,12 +6,10 @@
 //! Pairs whose id is −1 are in no group: another part of the layer's experts computes them.
 //! Not here: the choice (`kernels::cpu::ops::router`).
 
-use super::hits::HitsAt;
 use super::light::act_type;
 use super::prepare::act_bytes;
 use super::product::Grain;
 use super::run::Context;
-use super::scratch::WorkerScratch;
 use super::shared::{Place, Shared};
 use super::step::{ActForm, ExpertRows, Part};
 use super::walk::share;
@@ -48,13 +46,7 @@ impl<'a> Context<'a> {
 
     /// Sorts the pairs by expert: counts them, gives each expert its rows, and deals the pairs out in their order.
     /// `ids` is \[tokens, chosen\]. In rounds of one token each worker does it for itself, else worker 0 for all.
-    pub fn group_experts(
-        &self,
-        worker: &Worker,
-        scratch: &mut WorkerScratch,
-        (ids, experts): (Place, usize),
-        hits: HitsAt,
-    ) -> Result<(), Error> {
+    pub fn group_experts(&self, worker: &Worker, (ids, experts): (Place, usize)) -> Result<(), Error> {
         let (tokens, chosen) = (self.round.tokens.len(), ids.cols);
         let region = self.groups_region(worker.index());
         // SAFETY: this worker alone works between the barriers around this step, or in memory of its own.
@@ -72,9 +64,6 @@ impl<'a> Context<'a> {
                 return Err(Error::Program { what: "a router chose an expert that the layer does not have" });
             };
             *count += 1;
-        }
-        if worker.index() == 0 {
-            hits.add(&mut scratch.hits, (0..tokens).flat_map(|token| ids.row(token)));
         }
         let mut first = 0;
         for [_, start, count] in groups.iter_mut() {

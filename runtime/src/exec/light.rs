@@ -1,12 +1,14 @@
 //! Light steps: row-wise operators on the rows of one worker.
 //! Not here: which rows (`run.rs`), the arithmetic (`kernels::cpu::ops`).
 
+use super::choices::Flip;
 use super::prepare::act_bytes;
 use super::run::Context;
 use super::scratch::WorkerScratch;
 use super::shared::Place;
 use super::step::{ActForm, Light, RouterRule};
 use crate::Error;
+use kernels::cpu::Isa;
 use kernels::cpu::matmul::{Layout, prepare_act, prepare_act_pair};
 use kernels::cpu::ops::elementwise;
 use kernels::cpu::ops::embed::{EmbedLayout, EmbedTable, embed};
@@ -78,15 +80,10 @@ impl Rows<'_> {
             }
             Light::StoreKv { k, v, cache } => self.store_kv(*k, *v, *cache),
             Light::Softcap { x, cap, out } => elementwise::softcap(isa, self.read(*x), *cap, self.write(*out)),
-            Light::Router { logits, bias, router, ids, weights, hits } => {
+            Light::Router { logits, bias, router, ids, weights, number } => {
                 self.router(*logits, *bias, *router, *ids, *weights);
-                // With one token every worker chooses for itself.
-                if self.worker == 0 || self.context.solo.is_none() {
-                    let mut counters = std::mem::take(&mut self.scratch.hits);
-                    let ids = self.read::<i32>(*ids);
-                    hits.add(&mut counters, (0..ids.rows()).flat_map(|row| ids.row(row)));
-                    self.scratch.hits = counters;
-                }
+                self.force(*number, *logits, (*bias, *router), (*ids, *weights))?;
+                self.record(*number, *ids);
             }
             Light::ExpertScale { x, weights, out } => {
                 experts::expert_scale(isa, self.read(*x), self.read(*weights), self.write(*out));
@@ -154,13 +151,64 @@ impl Rows<'_> {
     }
 
     fn router(&mut self, logits: Place, bias: Option<WeightId>, rule: RouterRule, ids: Place, weights: Place) {
-        let select_bias = bias.map(|bias| self.context.weights.small(bias));
-        let RouterRule { chosen, score, weights: rule, scale } = rule;
-        let router = router::Router { chosen, score, select_bias, weights: rule, scale };
         let mut scratch = std::mem::take(&mut self.scratch.router);
+        let router = self.router_of(bias, rule);
         let (logits, ids, weights) = (self.read(logits), self.write(ids), self.write(weights));
         router::router(self.context.isa, logits, router, ids, weights, &mut scratch);
         self.scratch.router = scratch;
+    }
+
+    fn router_of(&self, bias: Option<WeightId>, rule: RouterRule) -> router::Router<'_> {
+        let select_bias = bias.map(|bias| self.context.weights.small(bias));
+        let RouterRule { chosen, score, weights, scale } = rule;
+        router::Router { chosen, score, select_bias, weights, scale }
+    }
+
+    /// Puts forced choices, if there are any, in the place of the router's own.
+    fn force(
+        &mut self,
+        number: usize,
+        logits: Place,
+        (bias, rule): (Option<WeightId>, RouterRule),
+        (ids, weights): (Place, Place),
+    ) -> Result<(), Error> {
+        let Some(forced) = self.context.forced else { return Ok(()) };
+        let mut scratch = std::mem::take(&mut self.scratch.router);
+        let (isa, router) = (self.context.isa, self.router_of(bias, rule));
+        for (index, row) in self.rows.clone().enumerate() {
+            let position = self.context.round.positions[row];
+            let Some((layer, wanted)) = forced.at(number, position) else {
+                return Err(Error::Program { what: "choices are forced for fewer tokens than there are" });
+            };
+            let (logits, mut ids, mut weights) = (self.read::<f32>(logits), self.write(ids), self.write(weights));
+            let (logits, ids) = (logits.row(index), ids.row_mut(index));
+            // With one token every worker chooses for itself.
+            if self.worker == 0 || self.context.solo.is_none() {
+                let scale = scale_of(logits, &router);
+                let ranked = ranked(isa, logits, &router);
+                if let Some(flip) = Flip::between(wanted, ids, (layer, position), (&ranked, scale)) {
+                    forced.note(flip);
+                }
+            }
+            ids.copy_from_slice(wanted);
+            router::weigh(isa, logits, &router, ids, weights.row_mut(index), &mut scratch);
+        }
+        self.scratch.router = scratch;
+        Ok(())
+    }
+
+    /// Writes down what a router has chosen, where that is recorded.
+    fn record(&self, number: usize, ids: Place) {
+        let Some(choices) = self.context.memory.choices.as_ref() else { return };
+        // With one token every worker chooses for itself.
+        let Some(place) = choices.routers.place(number).filter(|_| self.worker == 0 || self.context.solo.is_none())
+        else {
+            return;
+        };
+        let ids = self.read::<i32>(ids);
+        // SAFETY: each router has a part of its own, each row one writer; it is read when the round is over.
+        let mut out = unsafe { choices.region.view_mut::<i32>(place, self.rows.clone()) };
+        (0..ids.rows()).for_each(|row| out.row_mut(row).copy_from_slice(ids.row(row)));
     }
 
     /// Row h · total + r of the activations is head h of row r.
@@ -181,6 +229,27 @@ impl Rows<'_> {
         }
         Ok(())
     }
+}
+
+/// What a router ranks experts by: its logits where nothing is added to the scores, which have their order.
+fn ranked(isa: Isa, logits: &[f32], router: &router::Router) -> Vec<f32> {
+    let mut ranked = logits.to_vec();
+    if router.select_bias.is_some() {
+        router::ranks(isa, logits, router, &mut ranked);
+    }
+    ranked
+}
+
+/// Root mean square of the logits, times how much a rank can move with a logit.
+fn scale_of(logits: &[f32], router: &router::Router) -> f32 {
+    let mean_square = logits.iter().map(|x| x * x).sum::<f32>() / logits.len().max(1) as f32;
+    let slope = match router.score {
+        _ if router.select_bias.is_none() => 1.0,
+        router::RouterScore::Logit => 1.0,
+        router::RouterScore::Softmax => 0.5,
+        router::RouterScore::Sigmoid => 0.25,
+    };
+    slope * mean_square.sqrt()
 }
 
 /// A weight type that wants this form.

@@ -8,10 +8,10 @@
 mod ahead;
 mod attention;
 mod barriers;
+pub(crate) mod choices;
 mod experts;
 pub(crate) mod failure;
 mod follow;
-mod hits;
 mod light;
 mod pairs;
 pub(crate) mod prepare;
@@ -30,6 +30,7 @@ mod walk;
 mod watch;
 pub(crate) mod weights;
 
+pub use choices::{Choices, Chosen, Flip};
 pub use prepare::Limits;
 pub(crate) use product::Grain;
 pub use round::{Round, Span};

@@ -6,7 +6,7 @@
 //! with another geometry. Not here: running (`run.rs`), where values lie (`plan_format::arena`). Next: `run.rs`.
 
 use super::barriers::place_barriers;
-use super::hits::{HitsAt, HitsMap};
+use super::choices::{ChoiceMemory, Choices};
 use super::pairs::fine_values;
 use super::shared::{Home, Place, Shared};
 use super::solo::{Own, Solo, Worker0, own_values, own_values_beside, solo_arena, solo_steps, solo_steps_beside};
@@ -35,6 +35,8 @@ pub struct Limits {
     pub kv_type: KvType,
     /// How products are computed.
     pub precision: Precision,
+    /// Whether choices of experts are recorded.
+    pub choices: Choices,
 }
 
 /// Everything a round needs besides the team.
@@ -62,6 +64,8 @@ pub struct Memory {
     pub groups: Shared,
     /// Expert results in that order.
     pub grouped: Shared,
+    /// The round's choices of experts, where they are recorded.
+    pub choices: Option<ChoiceMemory>,
 }
 
 /// Forms of activations.
@@ -124,8 +128,8 @@ pub struct Sizes {
     pub groups: usize,
     pub grouped: usize,
     pub experts: usize,
-    /// Counters of chosen experts.
-    pub hits: HitsMap,
+    /// Routers so far: the next one's number.
+    pub routers: usize,
 }
 
 impl Memory {
@@ -143,6 +147,7 @@ impl Memory {
             partials: take(sizes.partials),
             groups: take(sizes.groups),
             grouped: take(sizes.grouped),
+            choices: None,
         }
     }
 }
@@ -250,12 +255,12 @@ impl<'a> Builder<'a> {
                 Ok(())
             }
             other => {
-                if let OpKind::Router { router, ids, .. } = other {
-                    self.sizes.experts = self.sizes.experts.max(router.experts as usize);
-                    self.sizes.hits.count(op, *ids, router.experts);
-                }
                 let (rows, light) = self.light_operator(other)?;
                 self.light(op, rows, light);
+                if let OpKind::Router { router, .. } = other {
+                    self.sizes.experts = self.sizes.experts.max(router.experts as usize);
+                    self.sizes.routers += 1;
+                }
                 Ok(())
             }
         }
@@ -295,8 +300,8 @@ impl<'a> Builder<'a> {
             OpKind::Softcap { x, cap, out } => Light::Softcap { x: at(x), cap: *cap, out: at(out) },
             OpKind::Router { logits, select_bias, router, ids, weights } => {
                 let (logits, ids, weights) = (at(logits), at(ids), at(weights));
-                let (router, hits) = (router_rule(router), self.sizes.hits.last());
-                Light::Router { logits, bias: *select_bias, router, ids, weights, hits }
+                let (router, number) = (router_rule(router), self.sizes.routers);
+                Light::Router { logits, bias: *select_bias, router, ids, weights, number }
             }
             OpKind::ExpertScale { x, weights, out } => {
                 Light::ExpertScale { x: at(x), weights: at(weights), out: at(out) }
@@ -384,11 +389,8 @@ impl<'a> Builder<'a> {
         let pairs = self.rows_max(Rows::Tokens) * chosen;
         let experts = parts.first().map_or(0, |part| self.stack(part.weight));
         self.sizes.groups = self.sizes.groups.max(super::experts::groups_bytes(pairs, experts));
-        // A part of the experts sees its own choices alone, by other numbers; those of the router count.
-        let is_part = parts.iter().any(|part| self.program.weights[part.weight.index()].experts().is_some());
-        let hits = if is_part { HitsAt::default() } else { self.sizes.hits.count(op, ids, experts as u32) };
         let (x, ids) = (self.place(x), self.place(ids));
-        self.push(op, Task::GroupExperts { ids, experts, hits });
+        self.push(op, Task::GroupExperts { ids, experts });
         let input = match input {
             program::ExpertInput::Shared => ExpertRows::Shared,
             program::ExpertInput::PerExpert => ExpertRows::PerExpert,

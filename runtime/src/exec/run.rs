@@ -2,6 +2,7 @@
 //! Not here: how steps are made (`prepare.rs`), how a worker walks them (`walk.rs`).
 
 use super::ahead::Begun;
+use super::choices::{ChoiceMemory, Chosen, Flip, Forced, Recorder, Routers};
 use super::failure::{Failure, lock};
 use super::prepare::{Limits, Memory, Prepared, prepare, prepare_solo, prepare_solo_beside};
 use super::round::Round;
@@ -18,7 +19,7 @@ use crate::hybrid::build::Hybrid;
 use crate::hybrid::select::Selector;
 use crate::hybrid::{GpuSide, Timing};
 use device::clock::{Clock, Nanos};
-use device::gpu::Gpu;
+use device::gpu::{Access, Gpu};
 use device::team::Team;
 use kernels::cpu::Isa;
 use kernels::cpu::ops::View;
@@ -54,6 +55,10 @@ pub struct Executor {
     /// Without a GPU: what the last switch took.
     pub(super) switch_took: Nanos,
     trace: Trace,
+    /// Choices of experts, where they are recorded.
+    recorder: Option<Recorder>,
+    /// Choices that take the place of the routers'.
+    forced: Option<Forced>,
 }
 
 /// What all workers of a round read.
@@ -69,6 +74,8 @@ pub struct Context<'a> {
     pub trace: Option<&'a Trace>,
     /// The workers' own memory, in rounds of one token.
     pub solo: Option<&'a Solo>,
+    /// Choices that take the place of the routers'.
+    pub forced: Option<&'a Forced>,
 }
 
 impl Executor {
@@ -86,7 +93,8 @@ impl Executor {
         let values = Shared::new(arena.size_bytes as usize);
         let states = States::new(program, limits.of_states(tokens), &mut |_, bytes| Some(Shared::new(bytes)));
         let solo = prepare_solo(program, &weights, limits, (team.threads(), &prepared.ropes))?;
-        let host = (prepared, solo, values, states);
+        let choices = ChoiceMemory::for_cpu(program, tokens, limits.choices);
+        let host = (prepared, solo, values, states, choices);
         Ok(Self::assemble((program, arena), weights, limits, (team, isa), host))
     }
 
@@ -104,7 +112,7 @@ impl Executor {
         let of_team = (team.threads(), &prepared.ropes[..]);
         let solo = prepare_solo_beside(program, arena, &weights, limits, of_team)?;
         let (hybrid, host) = Hybrid::new(plan, &weights, limits, (&prepared, &solo), side)?;
-        let host = (prepared, solo, host.values, host.states);
+        let host = (prepared, solo, host.values, host.states, host.choices);
         let executor = Self::assemble((program, arena), weights, limits, (team, isa), host);
         let trace = Trace::new(hybrid.gpu.clock(), executor.team.threads());
         Ok(Self { hybrid: Some(hybrid), trace, ..executor })
@@ -115,17 +123,16 @@ impl Executor {
         weights: WeightStore,
         limits: Limits,
         (team, isa): (Team, Isa),
-        (prepared, solo, values, states): (Prepared, Solo, Shared, States),
+        (prepared, solo, values, states, choices): (Prepared, Solo, Shared, States, Option<ChoiceMemory>),
     ) -> Self {
         let tokens = arena.limits.ubatch_tokens as usize;
-        let scratch = || {
-            let own = WorkerScratch::new(&prepared.shapes, prepared.sizes.experts, tokens);
-            Mutex::new(WorkerScratch { hits: prepared.sizes.hits.counters(), ..own })
-        };
+        let scratch = || Mutex::new(WorkerScratch::new(&prepared.shapes, prepared.sizes.experts, tokens));
         let scratch = (0..team.threads()).map(|_| scratch()).collect();
         let vocab = program.vocab as usize;
         let watched = program.ops.iter().map(|op| watched(program, arena, op)).collect();
+        let recorder = choices.as_ref().map(|choices| Recorder::new(&choices.routers));
         let memory = Memory::new(values, &prepared.sizes, &prepared.ropes, &mut Shared::new);
+        let memory = Memory { choices, ..memory };
         let (round_limits, hybrid, selector, schedule) = (arena.limits, None, None, 0);
         let trace = Trace::new(Clock::wall(), team.threads());
         Self {
@@ -146,6 +153,8 @@ impl Executor {
             schedule,
             switch_took: Nanos(0),
             trace,
+            recorder,
+            forced: None,
         }
     }
 
@@ -158,13 +167,17 @@ impl Executor {
             Some(_) => self.run_parts(round, None)?,
             None => self.run_steps(round)?,
         };
+        self.take_in_choices(round)?;
         // SAFETY: the round is over, and the next needs `&mut self`.
         Ok(unsafe { self.memory.values.view(logits, 0..round.outputs.len()) })
     }
 
     /// A round on the CPU alone. Returns where its logits are.
     fn run_steps(&mut self, round: &Round) -> Result<Place, Error> {
-        let Self { prepared, solo, memory, states, weights, isa, limits, scratch, team, trace, selector, .. } = self;
+        let Self {
+            prepared, solo, memory, states, weights, isa, limits, scratch, team, trace, selector, forced, ..
+        } = self;
+        let forced = forced.as_ref();
         let (isa, precision, ropes) = (*isa, limits.precision, &prepared.ropes);
         let start = trace.now();
         let schedule = selector.as_ref().map(|selector| selector.choose(round, start));
@@ -175,7 +188,7 @@ impl Executor {
             }
         }
         let (solo, trace) = (Some(&*solo).filter(|_| round.tokens.len() == 1), Some(&*trace));
-        let context = Context { round, memory, states, weights, ropes, isa, precision, trace, solo };
+        let context = Context { round, memory, states, weights, ropes, isa, precision, trace, solo, forced };
         let (steps, logits) = solo.map_or((&prepared.steps, prepared.logits), |solo| (&solo.steps, solo.logits));
         let failure: Mutex<Option<Error>> = Mutex::new(None);
         team.run(|worker| {
@@ -207,7 +220,9 @@ impl Executor {
         let steps_traced = trace.sees_steps().then_some(&*trace);
         // What every worker computes for itself is not where a diagnosis looks.
         let solo = Some(&*solo).filter(|_| round.tokens.len() == 1 && diagnosis.is_none());
-        let context = Context { round, memory, states, weights, ropes, isa, precision, trace: steps_traced, solo };
+        let forced = None;
+        let context =
+            Context { round, memory, states, weights, ropes, isa, precision, trace: steps_traced, solo, forced };
         let steps = solo.map_or(&prepared.steps, |solo| &solo.steps);
         let turn = hybrid.turn(round, trace);
         team.set_active(hybrid.selector.threads(turn.schedule));
@@ -268,8 +283,8 @@ impl Executor {
             return Ok(lock(&found).take());
         }
         let (isa, precision, ropes) = (*isa, limits.precision, &prepared.ropes);
-        let (trace, solo) = (None, None);
-        let context = Context { round, memory, states, weights, ropes, isa, precision, trace, solo };
+        let (trace, solo, forced) = (None, None, None);
+        let context = Context { round, memory, states, weights, ropes, isa, precision, trace, solo, forced };
         team.run(|worker| {
             let mut scratch = lock(&scratch[worker.index()]);
             for (index, step) in prepared.steps.iter().enumerate() {
@@ -356,11 +371,45 @@ impl Executor {
         Ok(())
     }
 
-    /// How often experts were chosen since the start, in the layers whose choice the CPU has seen: it made it, or it
-    /// computes with the experts.
-    pub fn routing(&self, program: &Program) -> RoutingCounts {
-        let all: Vec<Vec<u64>> = self.scratch.iter().map(|scratch| lock(scratch).hits.clone()).collect();
-        self.prepared.sizes.hits.of_layers(program, &all)
+    /// Takes in the choices of a round that is over. Errors: a simulated GPU that finds a race.
+    fn take_in_choices(&mut self, round: &Round) -> Result<(), Error> {
+        let (Some(recorder), Some(choices)) = (&mut self.recorder, &self.memory.choices) else { return Ok(()) };
+        if let (Some(hybrid), Some(start)) = (&self.hybrid, choices.device) {
+            hybrid.gpu.host_touches(start, choices.routers.size_bytes() as u64, Access::Read)?;
+        }
+        recorder.take_in(choices, round.tokens.len());
+        Ok(())
+    }
+
+    /// How often experts were chosen since the start; nothing where that is not recorded.
+    pub fn routing(&self) -> RoutingCounts {
+        let recorded = self.recorder.as_ref().zip(self.memory.choices.as_ref());
+        recorded.map_or_else(RoutingCounts::default, |(recorder, choices)| recorder.of_layers(&choices.routers))
+    }
+
+    /// From now on choices are kept, where they are recorded.
+    pub fn keep_choices(&mut self) {
+        self.recorder.iter_mut().for_each(Recorder::keep);
+    }
+
+    /// The choices since, of each router in the program's order; none without routers.
+    pub fn take_choices(&mut self) -> Chosen {
+        let recorded = self.recorder.as_mut().zip(self.memory.choices.as_ref());
+        recorded.map_or_else(Vec::new, |(recorder, choices)| recorder.take(&choices.routers))
+    }
+
+    /// From now on tokens take these choices instead of their routers', by position. Only without a GPU.
+    /// Errors: choices that are not those of this program's routers.
+    pub fn force_choices(&mut self, program: &Program, chosen: Chosen) -> Result<(), Error> {
+        let forced = Forced::new(chosen, &Routers::of(program, 1)).filter(|_| self.hybrid.is_none());
+        let what = "choices are forced that another model's routers made, or on a GPU";
+        self.forced = Some(forced.ok_or(Error::Program { what })?);
+        Ok(())
+    }
+
+    /// Where routers would not have chosen what they were forced to, since this was asked last.
+    pub fn take_flips(&self) -> Vec<Flip> {
+        self.forced.as_ref().map_or_else(Vec::new, Forced::take_flips)
     }
 
     /// Whether the GPU's work is timed in the trace, and all steps of worker 0.

@@ -11,8 +11,6 @@ pub struct WorkerScratch {
     pub attention: Vec<AttentionScratch>,
     /// 2 · experts floats.
     pub router: Vec<f32>,
-    /// How often each expert was chosen, see `hits.rs`; none where nobody counts.
-    pub hits: Vec<u64>,
     /// Products in pairs before they are added, see `pairs.rs`.
     pub pairs: Vec<f32>,
     /// Cache slots of some tokens.
@@ -27,7 +25,6 @@ impl WorkerScratch {
         Self {
             attention: shapes.iter().map(AttentionScratch::new).collect(),
             router: vec![0.0; 2 * experts],
-            hits: Vec::new(),
             pairs: vec![0.0; super::pairs::PIECE_RESULTS],
             slots: vec![0; tokens],
             ahead: Ahead::default(),

@@ -1,7 +1,6 @@
 //! A program's operators resolved for execution: places in memory instead of values, parameters in the kernels' terms.
 //! It holds no memory itself. Next: `prepare.rs` (makes them), `run.rs` (walks them).
 
-use super::hits::HitsAt;
 use super::shared::{Home, Place};
 use kernels::cpu::ops::attention::AttentionShape;
 use kernels::cpu::ops::delta::HeadMap;
@@ -33,7 +32,7 @@ pub enum Task {
     /// Panels of a stack of matrices, one per head; activations are prepared head by head.
     HeadProduct { heads: usize, part: Part },
     /// Sorts the round's (token, choice) pairs by expert; worker 0 alone.
-    GroupExperts { ids: Place, experts: usize, hits: HitsAt },
+    GroupExperts { ids: Place, experts: usize },
     /// Brings the pairs' inputs into the order of the groups.
     PrepareExperts { x: Place, chosen: usize, experts: usize, input: ExpertRows, form: ActForm, cols: usize },
     /// Panels of the experts that the round uses.
@@ -129,7 +128,8 @@ pub enum Light {
         router: RouterRule,
         ids: Place,
         weights: Place,
-        hits: HitsAt,
+        /// Which of the program's routers it is.
+        number: usize,
     },
     ExpertScale {
         x: Place,

@@ -105,8 +105,8 @@ impl Context<'_> {
             }
             Task::Product { rows, parts } => self.product(worker, scratch, parts, self.total(*rows)),
             Task::HeadProduct { heads, part } => self.head_product(worker, *heads, part, tokens),
-            Task::GroupExperts { ids, experts, hits } if worker.index() == 0 || self.solo.is_some() => {
-                self.group_experts(worker, scratch, (*ids, *experts), *hits)
+            Task::GroupExperts { ids, experts } if worker.index() == 0 || self.solo.is_some() => {
+                self.group_experts(worker, (*ids, *experts))
             }
             Task::GroupExperts { .. } => Ok(()),
             Task::PrepareExperts { x, chosen, experts, input, form, cols } => {

@@ -10,6 +10,7 @@ use super::script::{Command, Scene, Script};
 use super::staging::{HostCopies, PartCycle, StagingArea};
 use crate::Error;
 use crate::exec::WeightStore;
+use crate::exec::choices::ChoiceMemory;
 use crate::exec::shared::Place;
 use device::gpu::{DevicePtr, GpuOp, HostSpan, MappedRegion};
 use device::timeline::FillStep;
@@ -49,6 +50,8 @@ pub struct Binder<'a> {
     pub host_copies: HostCopies,
     /// Tables of streamed experts in mapped memory, with their offsets by item.
     pub tables: (Option<MappedRegion>, &'a [Option<u64>]),
+    /// Where choices of experts are recorded, if they are.
+    pub choices: Option<&'a ChoiceMemory>,
     /// Who makes operators.
     pub maker: &'a dyn OpMaker,
 }
@@ -143,6 +146,7 @@ impl<'a> Binder<'a> {
             room,
             held: if rounds == Rounds::Few { held } else { &[] },
             streamed,
+            choices: self.choices,
         }
     }
 

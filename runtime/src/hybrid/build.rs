@@ -16,6 +16,7 @@ use super::select::Selector;
 use super::shrink::with_slots;
 use super::staging::{HostCopies, StagingArea};
 use crate::Error;
+use crate::exec::choices::{ChoiceMemory, Choices, Routers};
 use crate::exec::failure::lock;
 use crate::exec::prepare::{Limits, Prepared};
 use crate::exec::shared::Shared;
@@ -108,6 +109,8 @@ pub struct HostSide {
     pub values: Shared,
     /// States of host items.
     pub states: States,
+    /// Where choices of experts are recorded, if they are.
+    pub choices: Option<ChoiceMemory>,
 }
 
 impl Hybrid {
@@ -141,6 +144,7 @@ impl Hybrid {
         let Plan { slots, placement, .. } = plan;
         let host_arena = gpu.take_mapped(arena.size_bytes.max(1), "the host's activations")?;
         let inputs = Inputs::new(&gpu, input_layout)?;
+        let choices = choice_memory(plan, limits, &gpu)?;
         let routed = (0..program.items.len()).map(|item| chosen_experts(plan, weights, &*maker, item));
         let (table_bytes, offsets) = table_places(routed);
         let tables = (table_bytes > 0).then(|| gpu.take_mapped(table_bytes, "tables of experts")).transpose()?;
@@ -159,6 +163,7 @@ impl Hybrid {
             host_copies,
             host_arena,
             tables,
+            choices: choices.as_ref(),
             maker: &*maker,
         };
         let mut driver = drive(plan, &binder, &gpu, (inputs, hand_over))?;
@@ -166,7 +171,7 @@ impl Hybrid {
         let parts = (0..plan.schedules.len()).map(part_steps).collect();
         let mut take = |state: plan_format::StateId, bytes| here[state.index()].is_none().then(|| Shared::new(bytes));
         let states = States::new(program, state_limits, &mut take);
-        let host = HostSide { values: mapped_memory(&gpu, host_arena), states };
+        let host = HostSide { values: mapped_memory(&gpu, host_arena), states, choices };
         let contention = if matches!(gpu.clock(), Clock::Virtual(_)) { Contention::Absent } else { Contention::Felt };
         let selector = Selector::new(plan, pinned_schedule, contention);
         if selector.is_adaptive() {
@@ -231,6 +236,17 @@ impl Hybrid {
     pub fn parts(&self, schedule: usize) -> &[StepsOfPart] {
         &self.parts[schedule]
     }
+}
+
+/// Where choices are recorded, if they are asked for and there are any.
+fn choice_memory(plan: &Plan, limits: Limits, gpu: &Arc<dyn Gpu>) -> Result<Option<ChoiceMemory>, Error> {
+    let routers = Arc::new(Routers::of(&plan.program, plan.arena.limits.ubatch_tokens as usize));
+    if limits.choices == Choices::Unseen || routers.size_bytes() == 0 {
+        return Ok(None);
+    }
+    let mapped = gpu.take_mapped(routers.size_bytes() as u64, "choices of experts")?;
+    let (region, device) = (mapped_memory(gpu, mapped), Some(mapped.device));
+    Ok(Some(ChoiceMemory { region, device, routers }))
 }
 
 /// Experts of an item of which some schedule streams only the chosen ones: a round of few tokens, or a slot that does

@@ -12,10 +12,11 @@
 
 use super::memory::{GpuMap, Room};
 use crate::Error;
+use crate::exec::choices::ChoiceMemory;
 use device::gpu::{DevicePtr, DeviceRegion, GpuOp, LaunchArgs};
 use kernels::quant::WeightType;
 use plan_format::arena::RoundLimits;
-use plan_format::program::{Program, Rows, View};
+use plan_format::program::{Op, OpKind, Program, Rows, View};
 use plan_format::schedule::Layout;
 use plan_format::{RopeId, StateId, ValueId, WeightId};
 use std::ops::Range;
@@ -273,6 +274,8 @@ pub struct OpEnv<'a> {
     pub(super) held: &'a [(WeightId, GpuWeight)],
     /// Weights of the run that lie in a slot.
     pub(super) streamed: &'a [(WeightId, GpuWeight)],
+    /// Where choices of experts are recorded, if they are.
+    pub(super) choices: Option<&'a ChoiceMemory>,
 }
 
 impl OpEnv<'_> {
@@ -301,6 +304,17 @@ impl OpEnv<'_> {
     pub fn state(&self, state: StateId) -> Result<&GpuState, Error> {
         let found = self.map.states[state.index()].as_ref();
         found.ok_or(Error::Program { what: "a GPU operator uses a state that is not on the GPU" })
+    }
+
+    /// Where the router at `index` of the program writes down its choices, in mapped host memory; `None` for other
+    /// operators, and where nothing is recorded.
+    pub fn choices_of(&self, index: usize) -> Option<GpuView> {
+        let is_router = |op: &Op| matches!(op.kind, OpKind::Router { .. });
+        let choices = self.choices.filter(|_| is_router(&self.program.ops[index]))?;
+        let number = self.program.ops[..index].iter().filter(|op| is_router(op)).count();
+        let (offset_bytes, chosen) = choices.routers.offset_bytes(number)?;
+        let (start, chosen) = (choices.device?.offset(offset_bytes as u64), chosen as u32);
+        Some(GpuView { start, stride: chosen, cols: chosen, rows: Rows::Tokens })
     }
 
     /// Whether any operator outside `ops` reads a value that `ops` write; the logits are always read.

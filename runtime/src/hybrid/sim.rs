@@ -5,8 +5,9 @@
 //! Not here: time (the launch brings it). Next: `driver.rs`.
 
 use super::cuda;
-use super::ops::{Arrival, GpuInputs, GpuState, Move, OpEnv, OpMaker, RoundArgs, Sizes, WeightShape};
+use super::ops::{Arrival, GpuInputs, GpuState, GpuView, Move, OpEnv, OpMaker, RoundArgs, Sizes, WeightShape};
 use crate::Error;
+use crate::exec::choices::ChoiceMemory;
 use crate::exec::prepare::{Limits, Memory, Prepared, prepare};
 use crate::exec::run::Context;
 use crate::exec::scratch::WorkerScratch;
@@ -131,6 +132,8 @@ impl SimMaker {
         let mut regions = sizes.acts.map(Shared::new).into_iter().chain(trig).chain(rest);
         let mut take = |bytes| regions.next().unwrap_or_else(|| Shared::new(bytes));
         let memory = Memory::new(values, sizes, &prepared.ropes, &mut take);
+        let choices = env.choices.map(|choices| self.choices(choices)).transpose()?;
+        let memory = Memory { choices, ..memory };
         let tokens = env.sizes.limits.ubatch_tokens as usize;
         let team = TeamConfig { threads: 1, pinning: Pinning::Free, caller: CallerPinning::Leave, spin_us: 0 };
         let scratch = WorkerScratch::new(&prepared.shapes, sizes.experts, tokens);
@@ -143,6 +146,13 @@ impl SimMaker {
             isa: self.isa,
             worker: Mutex::new((Team::new(team)?, Mutex::new(scratch))),
         })
+    }
+
+    /// Where routers on the GPU write down their choices.
+    fn choices(&self, host: &ChoiceMemory) -> Result<ChoiceMemory, Error> {
+        let start = host.device.ok_or(Error::Program { what: "choices are recorded where no GPU reaches" })?;
+        let region = self.memory(start, host.routers.size_bytes())?;
+        Ok(ChoiceMemory { region, device: Some(start), routers: Arc::clone(&host.routers) })
     }
 
     /// The states that live on the GPU.
@@ -195,7 +205,7 @@ impl SimMaker {
 /// Everything that operators access, as the race detector must know it.
 fn touches(ops: &Range<usize>, env: &OpEnv<'_>) -> Result<Vec<Touched>, Error> {
     use plan_format::operands::{Operand, StateAccess};
-    let mut list = Vec::new();
+    let mut list: Vec<Touched> = ops.clone().filter_map(|index| env.choices_of(index)).map(recorded).collect();
     for operand in env.program.ops[ops.clone()].iter().flat_map(|op| op.kind.operands()) {
         match operand {
             Operand::Read(columns) | Operand::Write(columns) => {
@@ -232,6 +242,12 @@ fn touches(ops: &Range<usize>, env: &OpEnv<'_>) -> Result<Vec<Touched>, Error> {
         }
     }
     Ok(list)
+}
+
+/// Choices that a router writes down.
+fn recorded(choices: GpuView) -> Touched {
+    let bytes = Extent::PerRow(choices.rows, u64::from(choices.stride) * 4);
+    Touched { start: choices.start, bytes, access: Access::Write }
 }
 
 impl OpMaker for SimMaker {
@@ -322,8 +338,8 @@ impl SimRun {
     fn compute(&self, round: &Round) -> Result<(), Error> {
         let World { memory, states, prepared, limits, isa, worker, .. } = &*self.world;
         let (isa, precision, weights) = (*isa, limits.precision, &self.weights);
-        let (ropes, trace, solo) = (&prepared.ropes[..], None, None);
-        let context = Context { round, memory, states, weights, ropes, isa, precision, trace, solo };
+        let (ropes, trace, solo, forced) = (&prepared.ropes[..], None, None, None);
+        let context = Context { round, memory, states, weights, ropes, isa, precision, trace, solo, forced };
         let mut worker = worker.lock().unwrap_or_else(PoisonError::into_inner);
         let (team, scratch) = &mut *worker;
         let scratch = &*scratch;

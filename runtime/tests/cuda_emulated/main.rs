@@ -14,24 +14,33 @@ use fixtures::REFERENCE_MODELS;
 use gpu::EmulatedGpu;
 use kernels::cpu::Isa;
 use plan_format::schedule::Layout;
-use runtime::exec::{Executor, HostPlace, KvType, Limits, Precision, WeightStore};
+use runtime::exec::{Choices, Executor, HostPlace, KvType, Limits, Precision, WeightStore};
 use runtime::hybrid::cuda::{self, CudaMaker};
 use runtime::hybrid::{GpuSide, HandOver};
+use runtime::verify::{Comparison, Exact, Outcome, relative_l2};
 use std::sync::Arc;
-use support::{CONTEXT_TOKENS, Mixture, all_cpu, feed, model, plan, prompt, relative_error, team, without_flips};
+use support::{Mixture, all_cpu, cpu_with, feed, limits, model, plan, prompt, team, without_flips};
 
 /// Relative L2 distance of the logits of two ways to compute with 8-bit or 16-bit activations, expert flips aside.
 const DISTANCE_MAX: f64 = 0.06;
 
 fn executor(name: &str, mixture: Mixture, gpu: Arc<dyn Gpu>) -> Result<Executor, runtime::Error> {
+    executor_with(name, mixture, gpu, Choices::Unseen)
+}
+
+fn executor_with(
+    name: &str,
+    mixture: Mixture,
+    gpu: Arc<dyn Gpu>,
+    choices: Choices,
+) -> Result<Executor, runtime::Error> {
     let mut plan = plan(name, mixture);
     for layouts in &mut plan.layouts {
         layouts.fill(Layout::GpuTiled);
     }
     let places = HostPlace::of_plan(&plan, Precision::Fast);
     let weights = WeightStore::load_placed(model(name), &plan.program, &places)?;
-    let (kv_type, precision) = (KvType::F16, Precision::Fast);
-    let limits = Limits { context_tokens: CONTEXT_TOKENS, sequences: 1, kv_type, precision };
+    let limits = Limits { choices, ..limits() };
     let hand_over = HandOver { to_gpu_us: 1.0, to_cpu_us: 1.0 };
     let maker = Box::new(CudaMaker::new(Arc::clone(&gpu)));
     let side = GpuSide { gpu, maker, hand_over, pinned_schedule: None };
@@ -52,7 +61,7 @@ fn faults_on(name: &str, mixture: Mixture, gpu: &Arc<dyn Gpu>, ubatches: &[usize
         let got = executor.clear(0).and_then(|()| feed(&mut executor, &ids, 0, ubatch));
         let outcome = got.map(|got| {
             let (got, expected) = without_flips(name, &got, &expected);
-            relative_error(&expected, &got)
+            relative_l2(&expected, &got)
         });
         println!("{what}, ubatch {ubatch}: distance {outcome:.5?}");
         if !outcome.as_ref().is_ok_and(|distance| *distance < DISTANCE_MAX) {
@@ -130,25 +139,68 @@ fn experts_lie_in_two_places() {
                 feed(&mut executor, &ids, 0, ubatch).expect("good rounds")
             };
             let (got, expected) = without_flips(name, &logits(mixture), &logits(Mixture::Resident));
-            let distance = relative_error(&expected, &got);
+            let distance = relative_l2(&expected, &got);
             println!("{name} {mixture:?}, ubatch {ubatch}: distance {distance:.5}");
             assert!(distance < DISTANCE_MAX, "{name} {mixture:?}, ubatch {ubatch}: {distance}");
         }
     }
 }
 
+/// Choices that kernels on the GPU make are seen, and are the exact routers' own but for near ties; with the same
+/// experts the logits are nearer than they are without.
 #[test]
-#[ignore = "minutes, mostly compiling; run it when operators or kernels change"]
-fn every_family_under_every_mixture() {
-    let mixtures = [
-        Mixture::Resident,
-        Mixture::Alternating,
-        Mixture::MixerResident,
-        Mixture::AllPromoted { slots: 2 },
-        Mixture::Holding { slots: 2 },
-        Mixture::Random { seed: 2 },
-    ];
-    check(all(&mixtures), emulated, &[64, 3, 1]);
+fn choices_are_recorded_and_stand_beside_the_exact_ones() {
+    let (name, ids) = ("qwen3moe", prompt("qwen3moe"));
+    for mixture in [Mixture::Resident, Mixture::Hot] {
+        let mut executor = executor_with(name, mixture, emulated(), Choices::Recorded).expect("a good plan");
+        executor.keep_choices();
+        let logits = feed(&mut executor, &ids, 0, 8).expect("good rounds");
+        let run = Outcome { logits, chosen: executor.take_choices() };
+        let program = planner::lower_model(&model(name)).expect("known family");
+        let limits = Limits { kv_type: KvType::F32, precision: Precision::Exact, ..limits() };
+        let mut exact = cpu_with(name, &program, 2, limits);
+        exact.force_choices(&program, run.chosen.clone()).expect("choices of this model");
+        let logits = feed(&mut exact, &ids, 0, 64).expect("good rounds");
+        let (vocab, flips) = (logits.len() / ids.len(), exact.take_flips());
+        let compared = Comparison::new(&run, Exact { logits, flips }, (vocab, 0.1));
+        println!("{mixture:?}: {compared}");
+        assert_eq!(compared.choices, 2 * ids.len());
+        assert!(compared.fault().is_none() && compared.error < 0.03, "{mixture:?}: {compared}");
+    }
+}
+
+/// A family under every mixture: minutes, mostly compiling, so each is a test of its own.
+macro_rules! under_every_mixture {
+    ($($test:ident: $name:literal),* $(,)?) => {$(
+        #[test]
+        #[ignore = "minutes, mostly compiling; run it when operators or kernels change"]
+        fn $test() {
+            let mixtures = [
+                Mixture::Resident,
+                Mixture::Alternating,
+                Mixture::MixerResident,
+                Mixture::AllPromoted { slots: 2 },
+                Mixture::Holding { slots: 2 },
+                Mixture::Random { seed: 2 },
+            ];
+            check(mixtures.into_iter().map(|mixture| ($name, mixture)), emulated, &[64, 3, 1]);
+        }
+    )*};
+}
+
+under_every_mixture! {
+    every_mixture_of_llama: "llama",
+    every_mixture_of_llama_spm: "llama-spm",
+    every_mixture_of_qwen2: "qwen2",
+    every_mixture_of_qwen3: "qwen3",
+    every_mixture_of_gemma3: "gemma3",
+    every_mixture_of_glm4: "glm4",
+    every_mixture_of_qwen3moe: "qwen3moe",
+    every_mixture_of_gpt_oss: "gpt-oss",
+    every_mixture_of_qwen3next: "qwen3next",
+    every_mixture_of_qwen35moe: "qwen35moe",
+    every_mixture_of_llama4: "llama4",
+    every_mixture_of_deepseek2: "deepseek2",
 }
 
 #[test]

@@ -18,7 +18,7 @@ use plan_format::schedule::{
 };
 use plan_format::{ItemId, ScheduleId, SlotId};
 use planner::place::divide::{Division, divide};
-use runtime::exec::{Executor, HostPlace, KvType, Limits, Precision, Round, Span, WeightStore};
+use runtime::exec::{Choices, Executor, HostPlace, KvType, Limits, Precision, Round, Span, WeightStore};
 use runtime::hybrid::cuda::scratch_bytes;
 use runtime::hybrid::ops::Sizes;
 use runtime::hybrid::sim::SimMaker;
@@ -361,9 +361,9 @@ pub fn team(threads: usize) -> Team {
     Team::new(config).expect("threads")
 }
 
-fn limits() -> Limits {
+pub fn limits() -> Limits {
     let (kv_type, precision) = (KvType::F16, Precision::Fast);
-    Limits { context_tokens: CONTEXT_TOKENS, sequences: 1, kv_type, precision }
+    Limits { context_tokens: CONTEXT_TOKENS, sequences: 1, kv_type, precision, choices: Choices::Unseen }
 }
 
 /// An executor of the plan on this GPU.
@@ -377,13 +377,23 @@ pub fn hybrid_pinned(
     gpu: &Arc<SimGpu>,
     pinned_schedule: Option<usize>,
 ) -> Result<Executor, runtime::Error> {
+    hybrid_with(name, plan, gpu, (pinned_schedule, Choices::Unseen))
+}
+
+pub fn hybrid_with(
+    name: &str,
+    plan: &Plan,
+    gpu: &Arc<SimGpu>,
+    (pinned_schedule, choices): (Option<usize>, Choices),
+) -> Result<Executor, runtime::Error> {
+    let limits = Limits { choices, ..limits() };
     let weights = WeightStore::load_placed(model(name), &plan.program, &HostPlace::of_plan(plan, Precision::Fast))?;
     let isa = Isa::detect();
-    let maker = SimMaker::new(Arc::clone(gpu), (&plan.program, &plan.arena), &weights, limits(), isa)?;
+    let maker = SimMaker::new(Arc::clone(gpu), (&plan.program, &plan.arena), &weights, limits, isa)?;
     let hand_over = HandOver { to_gpu_us: 1.0, to_cpu_us: 0.7 };
     let gpu: Arc<dyn Gpu> = Arc::clone(gpu) as Arc<dyn Gpu>;
     let side = GpuSide { gpu, maker: Box::new(maker), hand_over, pinned_schedule };
-    Executor::with_gpu(plan, weights, limits(), (team(2), isa), side)
+    Executor::with_gpu(plan, weights, limits, (team(2), isa), side)
 }
 
 /// The same model on the CPU alone.
@@ -393,10 +403,15 @@ pub fn all_cpu(name: &str) -> Executor {
 
 /// A program of a model on the CPU alone, with so many threads.
 pub fn all_cpu_of(name: &str, program: &Program, threads: usize) -> Executor {
+    cpu_with(name, program, threads, limits())
+}
+
+/// The same in exact or planned arithmetic, with recorded choices or without.
+pub fn cpu_with(name: &str, program: &Program, threads: usize, limits: Limits) -> Executor {
     let model = model(name);
     let arena = Arena::new(program, RoundLimits { ubatch_tokens: UBATCH_TOKENS, output_tokens: UBATCH_TOKENS });
-    let weights = WeightStore::load(model, program, Precision::Fast).expect("weights");
-    Executor::new(program, &arena, weights, limits(), (team(threads), Isa::detect())).expect("prepared")
+    let weights = WeightStore::load(model, program, limits.precision).expect("weights");
+    Executor::new(program, &arena, weights, limits, (team(threads), Isa::detect())).expect("prepared")
 }
 
 /// Feeds `ids` from position `first` in rounds of `ubatch`; all logits.
@@ -437,14 +452,6 @@ pub fn without_flips(name: &str, a: &[f32], b: &[f32]) -> (Vec<f32>, Vec<f32>) {
     let kept = a.chunks(cols).zip(b.chunks(cols)).enumerate().filter(is_kept);
     let (a, b): (Vec<&[f32]>, Vec<&[f32]>) = kept.map(|(_, rows)| rows).unzip();
     (a.concat(), b.concat())
-}
-
-/// L2 norm of the difference over that of the reference.
-pub fn relative_error(reference: &[f32], got: &[f32]) -> f64 {
-    assert_eq!(reference.len(), got.len());
-    let square = |x: f32| f64::from(x) * f64::from(x);
-    let difference: f64 = reference.iter().zip(got).map(|(a, b)| square(a - b)).sum();
-    (difference / reference.iter().map(|a| square(*a)).sum::<f64>()).sqrt()
 }
 
 /// A plan on the simulated GPU gives the bits of `expected` for the reference prompt, in rounds of any size.

@@ -63,6 +63,60 @@ pub fn router(isa: Isa, logits: View, router: Router, ids: ViewMut<i32>, weights
     dispatch(isa, Choose { logits, router, ids, weights, scratch });
 }
 
+/// What experts are ranked by in the choice, for one row of logits.
+///
+/// # Panics
+/// When lengths differ.
+pub fn ranks(isa: Isa, logits: &[f32], router: &Router, ranked: &mut [f32]) {
+    dispatch(isa, Rank { logits, router, ranked });
+}
+
+/// The weights of given experts instead of chosen ones, for one row of logits. `scratch` needs a float per expert.
+///
+/// # Panics
+/// When lengths differ, or an id is no expert.
+pub fn weigh(isa: Isa, logits: &[f32], router: &Router, ids: &[i32], weights: &mut [f32], scratch: &mut [f32]) {
+    assert_eq!(ids.len(), weights.len(), "a weight per expert");
+    let scores = &mut scratch[..logits.len()];
+    dispatch(isa, Weigh { logits, router, ids, weights, scores });
+}
+
+struct Rank<'a> {
+    logits: &'a [f32],
+    router: &'a Router<'a>,
+    ranked: &'a mut [f32],
+}
+
+impl Kernel for Rank<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<V: Simd>(self) {
+        fill_scores::<V>(self.router.score, self.logits, self.ranked);
+        if let Some(bias) = self.router.select_bias {
+            self.ranked.iter_mut().zip(bias).for_each(|(rank, bias)| *rank += bias);
+        }
+    }
+}
+
+struct Weigh<'a> {
+    logits: &'a [f32],
+    router: &'a Router<'a>,
+    ids: &'a [i32],
+    weights: &'a mut [f32],
+    scores: &'a mut [f32],
+}
+
+impl Kernel for Weigh<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<V: Simd>(self) {
+        fill_scores::<V>(self.router.score, self.logits, self.scores);
+        fill_weights::<V>(self.router, self.scores, self.logits, self.ids, self.weights);
+    }
+}
+
 struct Choose<'a> {
     logits: View<'a>,
     router: Router<'a>,

@@ -74,7 +74,7 @@ pub fn run(args: &GenerateArgs) -> Result<(), Failure> {
     let chosen = args.sampling.choose(args.logprobs)?;
     let interrupt = Interrupt::install()?;
     let input = args.input.read()?;
-    let mut engine = args.model.open(None, exactness(args.exact))?;
+    let mut engine = args.model.open_with(None, exactness(args.exact), args.routing.overrides())?;
     let prompt = input.ids(engine.tokenizer());
     let mut sampler = chosen.sampler(0, engine.tokenizer().vocab_tokens())?;
     let options = StreamOptions {

@@ -7,6 +7,7 @@ use crate::Error;
 use kernels::cpu::ops::router::{RouterScore, RouterWeights};
 use kernels::cuda::experts::{EXPERTS_MAX, InputRows, Routing, Slots, Sorted, grouped, held_ids, route, slots, sort};
 use kernels::cuda::product::{Form, PARTS_MAX, Part};
+use kernels::cuda::transfer::move_rows;
 use kernels::cuda::{DevicePtr, View, ops, product};
 use plan_format::WeightId;
 use plan_format::program::{self, ExpertInput, OpKind, Rows};
@@ -173,7 +174,7 @@ impl Lower<'_> {
         });
     }
 
-    pub(super) fn router(&mut self, kind: &OpKind) -> Result<(), Error> {
+    pub(super) fn router(&mut self, index: usize, kind: &OpKind) -> Result<(), Error> {
         let OpKind::Router { logits, select_bias, router, ids, weights } = kind else {
             return Err(Error::Program { what: "a router that is none" });
         };
@@ -197,7 +198,13 @@ impl Lower<'_> {
         }
         let bias = self.small(*select_bias)?;
         let (logits, ids, weights) = (self.view(*logits), self.view(*ids), self.view(*weights));
-        self.emit(move |args, out| out.push(route(&routing, logits, bias, ids, weights, args.rows(Rows::Tokens))));
+        let recorded =
+            self.env.choices_of(index).map(|to| View { data: at(to.start), stride: to.stride, cols: to.cols });
+        self.emit(move |args, out| {
+            let rows = args.rows(Rows::Tokens);
+            out.push(route(&routing, logits, bias, ids, weights, rows));
+            out.extend(recorded.map(|to| move_rows(ids, to, rows, None)));
+        });
         Ok(())
     }
 }

@@ -247,7 +247,7 @@ impl Lower<'_> {
             OpKind::ExpertSum { x, chosen, weights, out } => self.expert_sum(index, *x, *chosen, *weights, *out),
             OpKind::HeldIds { ids, held, out } => self.held_ids(*ids, held, *out)?,
             OpKind::HeldSum { x, chosen, weights, ids, out } => self.held_sum(*x, *chosen, *weights, *ids, *out),
-            OpKind::Router { .. } => self.router(&kind)?,
+            OpKind::Router { .. } => self.router(index, &kind)?,
             OpKind::Attention { q, cache, attention, out } => self.attention(index, *q, *cache, attention, *out)?,
             OpKind::StoreKv { k, v, cache } => self.store_kv(*k, *v, *cache)?,
             OpKind::Rope { x, heads, head_cols, rope, out } => {
