@@ -10,7 +10,7 @@ use super::crew::Crew;
 use super::queue::{RING, Step};
 
 /// Blocks into which the rows that are left of a share are cut.
-const BLOCKS_LEFT: u32 = 4;
+const BLOCKS_LEFT: u32 = 2;
 
 /// One worker during one round.
 pub struct Worker<'a> {
