@@ -7,6 +7,7 @@
 use crate::ids::ItemId;
 use crate::schedule::Phase;
 use serde::{Deserialize, Serialize};
+use std::borrow::Cow;
 
 /// All tables of one plan: items are those of the program, in its order.
 #[derive(Clone, Debug, PartialEq, Default, Serialize, Deserialize)]
@@ -46,6 +47,20 @@ impl CostModel {
             .min_by_key(|&i| self.cases[i].context_tokens)
             .or_else(|| of_phase().max_by_key(|&i| self.cases[i].context_tokens))
     }
+
+    /// Costs of a phase at a context: as priced, or on the line through the nearest two that were, since what depends on
+    /// the context grows with it; beyond the longest as there. `None` without cases of the phase.
+    pub fn case_at(&self, phase: Phase, context_tokens: u32) -> Option<Cow<'_, CaseCosts>> {
+        let mut cases: Vec<&CaseCosts> = self.cases.iter().filter(|case| case.phase == phase).collect();
+        cases.sort_by_key(|case| case.context_tokens);
+        let above = cases.iter().position(|case| case.context_tokens >= context_tokens);
+        let Some(above) = above else { return cases.last().map(|&last| Cow::Borrowed(last)) };
+        if cases[above].context_tokens == context_tokens || cases.len() == 1 {
+            return Some(Cow::Borrowed(cases[above]));
+        }
+        let left = above.max(1) - 1;
+        Some(Cow::Owned(CaseCosts::between(cases[left], cases[left + 1], context_tokens)))
+    }
 }
 
 /// A size of the CPU team, and how a DRAM-bound CPU operator and the link slow each other down.
@@ -72,6 +87,30 @@ pub struct CaseCosts {
     pub cpu_us: Vec<f32>,
     /// Other times, one entry per item.
     pub items: Vec<ItemCost>,
+}
+
+impl CaseCosts {
+    /// Costs on the line through two cases of a phase. None is negative.
+    fn between(shorter: &CaseCosts, longer: &CaseCosts, context_tokens: u32) -> CaseCosts {
+        let begin = f64::from(shorter.context_tokens);
+        let share = (f64::from(context_tokens) - begin) / (f64::from(longer.context_tokens) - begin);
+        let at = |a: f32, b: f32| (f64::from(a) + share * (f64::from(b) - f64::from(a))).max(0.0) as f32;
+        let item = |(a, b): (&ItemCost, &ItemCost)| ItemCost {
+            gpu_us: at(a.gpu_us, b.gpu_us),
+            stream_us: at(a.stream_us, b.stream_us),
+            to_gpu_us: at(a.to_gpu_us, b.to_gpu_us),
+            to_cpu_us: at(a.to_cpu_us, b.to_cpu_us),
+            dram_share: at(a.dram_share, b.dram_share).min(1.0),
+            stream_after: a.stream_after,
+        };
+        CaseCosts {
+            phase: shorter.phase,
+            context_tokens,
+            gap_us: at(shorter.gap_us, longer.gap_us),
+            cpu_us: shorter.cpu_us.iter().zip(&longer.cpu_us).map(|(&a, &b)| at(a, b)).collect(),
+            items: shorter.items.iter().zip(&longer.items).map(item).collect(),
+        }
+    }
 }
 
 /// Times of one item in one kind of round, except on the CPU.

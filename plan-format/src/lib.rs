@@ -23,6 +23,7 @@ pub mod sections;
 pub mod sizes;
 pub mod text;
 pub mod verify;
+pub mod workload;
 
 pub use error::{Error, Result};
 pub use ids::*;

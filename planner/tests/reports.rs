@@ -50,8 +50,9 @@ fn planned_for(model: &str, machine_name: &str, vram_mib: u64, [prompt_tokens, g
     plan_model(PlanInputs { program, model, device, options, deciding }).unwrap()
 }
 
+/// A round at a context of the regime map.
 fn round(plan: &Plan, phase: Phase, load: Load) -> Round<'_> {
-    Round { plan, phase, context_tokens: 1024, load }
+    Round { plan, phase, context_tokens: 2048, load }
 }
 
 #[test]

@@ -8,7 +8,6 @@ pub use op::Tables;
 pub use plan::{Detail, bytes_text, plan_text};
 
 use crate::program::{Part, PartAxis, Program, StateKind, Weight};
-use std::fmt::Write;
 
 /// Every item with its weights and states, and every operator.
 pub fn program_text(program: &Program) -> String {
@@ -41,9 +40,16 @@ pub fn program_text(program: &Program) -> String {
     text
 }
 
+/// Adds a line. Names of models and machines may hold any characters: none may act on a terminal.
 fn line(text: &mut String, arguments: std::fmt::Arguments<'_>) {
-    // Writing to a String cannot fail.
-    let _ = writeln!(text, "{arguments}");
+    for c in arguments.to_string().chars() {
+        match c {
+            '\n' => text.push(c),
+            c if c.is_control() => text.extend(c.escape_default()),
+            c => text.push(c),
+        }
+    }
+    text.push('\n');
 }
 
 fn weight_text(program: &Program, weight: &Weight) -> String {

@@ -7,6 +7,7 @@ use crate::fingerprint::hex;
 use crate::program::Item;
 use crate::schedule::{Home, HostMemory, Layout, Phase, Schedule};
 use crate::sizes::CacheSpan;
+use crate::workload;
 
 /// How much [`plan_text`] says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,6 +40,10 @@ pub fn bytes_text(bytes: u64) -> String {
         1_048_576..1_073_741_824 => format!("{:.1} MiB", bytes as f64 / 1_048_576.0),
         _ => format!("{:.2} GiB", bytes as f64 / 1_073_741_824.0),
     }
+}
+
+fn ms_text(us: f64) -> String {
+    format!("{:.3} ms", us / 1000.0)
 }
 
 fn origin(text: &mut String, plan: &Plan) {
@@ -80,11 +85,27 @@ fn report(text: &mut String, plan: &Plan) {
     for p in &plan.report.predictions {
         let ms = [p.round_us, p.floor_us, p.serial_floor_us].map(|us| format!("{:.3}", us / 1000.0));
         let at = format!("{} at {}", phase_text(p.phase), p.context_tokens);
-        line(text, format_args!("expected  {at}: {} ms (floor {}, serial floor {})", ms[0], ms[1], ms[2]));
+        line(
+            text,
+            format_args!("expected  {at}: {} ms (memory floor {}, one processor at a time {})", ms[0], ms[1], ms[2]),
+        );
     }
     if let Some(o) = &plan.report.optimality {
-        let figures = format!("{:.1} us, lower bound {:.1} us", o.chosen_us, o.lp_bound_us);
-        line(text, format_args!("placement {figures}; best by hand: {} with {:.1} us", o.best_seed, o.best_seed_us));
+        let (chosen, seed) = (ms_text(o.chosen_us), ms_text(o.best_seed_us));
+        line(
+            text,
+            format_args!(
+                "placement {chosen} for the workload, transfers and all; best by hand, {}: {seed}",
+                o.best_seed
+            ),
+        );
+        let (dp, bound) = (ms_text(o.dp_us), ms_text(o.lp_bound_us));
+        line(
+            text,
+            format_args!(
+                "          one processor at a time, without transfers: dynamic program {dp}, none below {bound}"
+            ),
+        );
     }
 }
 
@@ -167,16 +188,30 @@ fn phase_text(phase: Phase) -> String {
     }
 }
 
+/// Which rounds a schedule is kept for.
+fn uses_text(plan: &Plan, id: usize) -> String {
+    let phase = plan.schedules[id].phase;
+    let cells = plan.regimes.cells.iter().filter(|cell| cell.index() == id).count();
+    let is_own = workload::chosen(plan, phase).is_some_and(|chosen| chosen.schedule.index() == id);
+    match (cells, is_own) {
+        (0, true) => "the workload's own context".to_owned(),
+        // Loads that are no cells: the runtime may come to know of them.
+        (0, false) => "a CPU that is slower for every team".to_owned(),
+        (cells, true) => format!("{cells} regimes and the workload's own context"),
+        (cells, false) => format!("{cells} regimes"),
+    }
+}
+
 fn schedules(text: &mut String, plan: &Plan) {
     line(text, format_args!("\nschedules ({})", plan.schedules.len()));
     for (id, schedule) in plan.schedules.iter().enumerate() {
         let Schedule { phase, cpu_threads, promotions, predicted_us } = schedule;
         let predicted = if *predicted_us > 0.0 { format!(", {:.3} ms", predicted_us / 1000.0) } else { String::new() };
-        let cells = plan.regimes.cells.iter().filter(|cell| cell.index() == id).count();
+        let uses = uses_text(plan, id);
         let streamed: Vec<&str> = promotions.iter().map(|p| plan.program.items[p.item.index()].name.as_str()).collect();
         let phase = phase_text(*phase);
         let promoted = streamed_text(&streamed);
-        line(text, format_args!("  {id:>3} {phase}: {cpu_threads} threads{predicted}, {cells} regimes: {promoted}"));
+        line(text, format_args!("  {id:>3} {phase}: {cpu_threads} threads{predicted}, for {uses}: {promoted}"));
     }
     line(text, format_args!("slots     {}", slots_text(plan)));
     let held = &plan.placement.held;

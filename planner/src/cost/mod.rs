@@ -17,6 +17,7 @@ use plan_format::artifact::KvType;
 use plan_format::costs::{CaseCosts, CostModel};
 use plan_format::program::ItemKind;
 use plan_format::schedule::Phase;
+use plan_format::workload::prompt_context;
 
 /// What a plan is made for, defaults resolved.
 #[derive(Clone, Debug, PartialEq)]
@@ -71,15 +72,6 @@ impl Demand {
     pub fn prompt_rounds(&self, ubatch_tokens: u32) -> u32 {
         self.prompt_tokens.div_ceil(ubatch_tokens).max(1)
     }
-}
-
-/// Cached tokens that the last token of a prompt's rounds sees on average.
-pub fn prompt_context(prompt_tokens: u32, ubatch_tokens: u32) -> u32 {
-    let rounds = u64::from(prompt_tokens.div_ceil(ubatch_tokens.max(1)).max(1));
-    // All rounds but the last are full.
-    let full = u64::from(ubatch_tokens) * rounds * (rounds - 1) / 2;
-    let mean = (full + u64::from(prompt_tokens)).div_ceil(rounds);
-    u32::try_from(mean).unwrap_or(u32::MAX).max(ubatch_tokens)
 }
 
 /// What the planner knows of an item besides its times.

@@ -13,6 +13,7 @@ use crate::transfer::{SlotShape, Temporary, is_streamable};
 use plan_format::ItemId;
 use plan_format::program::ItemKind;
 use plan_format::schedule::{Held, HeldItem, Home, HostMemory};
+use plan_format::text::bytes_text;
 
 /// Alignment of held items.
 const ALIGN_BYTES: u64 = 256;
@@ -55,6 +56,17 @@ impl Choice {
         self.held.items.iter().for_each(|held| homes[held.item.index()] = Home::Resident);
         homes
     }
+}
+
+/// What decode rounds hold, in words; `None` if nothing.
+pub fn text(held: &Held) -> Option<String> {
+    let (count, size, ms) = (held.items.len(), bytes_text(held.total_bytes()), held.load_us / 1000.0);
+    let items = if count == 1 { "item" } else { "items" };
+    (count > 0).then(|| {
+        format!(
+            "keeps {count} more {items}, {size}, in memory that prefill rounds use: brought in {ms:.1} ms once a prompt"
+        )
+    })
 }
 
 /// Choices beside holding nothing, for each way to cut the slots.

@@ -1,6 +1,7 @@
 //! A decision in words: what lies where, what is predicted, how near to the bounds, against which hand-made split, and
 //! why nothing is streamed when nothing is. Text only; every figure comes from the decision and the artifact's parts.
 
+use super::held;
 use super::memory::priced_for;
 use super::search::{Decision, Query, Scored};
 use super::weigh::Workload;
@@ -9,7 +10,7 @@ use crate::transfer::{Answer, Method, Task};
 use plan_format::artifact::Region;
 use plan_format::evaluate::Scratch;
 use plan_format::program::ItemKind;
-use plan_format::schedule::{Held, Home, Phase};
+use plan_format::schedule::{Home, Phase};
 use plan_format::text::bytes_text;
 use std::fmt::Write;
 
@@ -32,7 +33,7 @@ pub fn summary(query: &Query<'_>, decision: &Decision, parts: &Parts) -> String 
             let task = best.task(problem, case);
             speed_line(&task, answer, parts, &mut text);
             if !task.costs().phase.is_prefill() {
-                held_line(&parts.placement.held, &mut text);
+                held::text(&parts.placement.held).iter().for_each(|held| text.push_str(&format!("  {held}\n")));
             }
             if uses_gpu {
                 transfer_line(&task, answer, &mut text);
@@ -125,17 +126,6 @@ fn speed_line(task: &Task<'_>, answer: &Answer, parts: &Parts, text: &mut String
         }
     }
     text.push('\n');
-}
-
-fn held_line(held: &Held, text: &mut String) {
-    if held.items.is_empty() {
-        return;
-    }
-    let (count, size, ms) = (held.items.len(), bytes_text(held.total_bytes()), held.load_us / 1000.0);
-    let _ = writeln!(
-        text,
-        "  keeps {count} more items, {size}, in memory that prefill rounds use: brought in {ms:.1} ms once a prompt"
-    );
 }
 
 fn transfer_line(task: &Task<'_>, answer: &Answer, text: &mut String) {

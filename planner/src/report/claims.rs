@@ -147,14 +147,11 @@ pub fn compare(query: &Query<'_>, decision: &Decision) -> Option<Comparison> {
     let decode_room_bytes = room_bytes + spare_bytes;
     let floor = |case, room_bytes| any_floor(problem, query.profile, case, &bytes, room_bytes);
     let decode_floor = floor(workload.decode.0, decode_room_bytes);
-    let claim = |first: f64, last: f64, tokens: [u32; 2], reach, floor, paper| Claim {
-        base_us: first,
-        base_tokens: tokens[0],
-        plan_us: last,
-        plan_tokens: tokens[1],
-        reach,
-        floor,
-        paper,
+    let claim = |first: f64, last: f64, tokens: [u32; 2], reach: Reach, floor, paper| {
+        let [base_tokens, plan_tokens] = tokens;
+        let claim = Claim { base_us: first, base_tokens, plan_us: last, plan_tokens, reach, floor, paper };
+        // What holds for any placement holds for this one.
+        Claim { reach: Reach { most: reach.most.min(claim.most_any()), ..reach }, ..claim }
     };
     let ([first, ..], [.., last]) = (&rows, &rows);
     let tokens = [first.ubatch_tokens, last.ubatch_tokens];

@@ -1,5 +1,6 @@
 //! What differs between two plans, in words. Next: `cli/diff.rs`.
 
+use super::llama_cpp::idle;
 use super::palette::{KINDS, home, phase_name};
 use super::svg::number;
 use plan_format::artifact::{Options, Plan};
@@ -135,7 +136,7 @@ fn schedules(a: &Plan, b: &Plan, list: &mut Vec<String>) {
     words("held between prompts", held(a), held(b), list);
     for &phase in &a.regimes.phases {
         let of = |plan: &Plan| plan.schedules.iter().filter(|s| s.phase == phase).count();
-        let unloaded = |plan: &Plan| idle_schedule(plan, phase).map(schedule_text);
+        let unloaded = |plan: &Plan| idle(plan, phase).map(schedule_text);
         let name = phase_name(phase);
         if !b.regimes.phases.contains(&phase) {
             list.push(format!("{name}: no longer planned"));
@@ -148,16 +149,6 @@ fn schedules(a: &Plan, b: &Plan, list: &mut Vec<String>) {
     for phase in b.regimes.phases.iter().filter(|phase| !a.regimes.phases.contains(phase)) {
         list.push(format!("{}: planned anew", phase_name(*phase)));
     }
-}
-
-/// The schedule of a phase's first cell: smallest context, no load.
-fn idle_schedule(plan: &Plan, phase: plan_format::schedule::Phase) -> Option<&Schedule> {
-    let map = &plan.regimes;
-    let p = map.phases.iter().position(|&known| known == phase)?;
-    let cells =
-        [&map.cpu_slowdown, &map.gpu_slowdown, &map.link_slowdown].iter().map(|axis| axis.len()).product::<usize>();
-    let cell = map.cells.get(p * map.context_tokens.len() * cells)?;
-    plan.schedules.get(cell.index())
 }
 
 fn schedule_text(schedule: &Schedule) -> String {

@@ -12,6 +12,7 @@ use plan_format::artifact::{KvType, Plan};
 use plan_format::program::{Item, ItemKind};
 use plan_format::schedule::{Home, Phase, Schedule};
 use plan_format::text::bytes_text;
+use plan_format::workload;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Flags and what they cannot say.
@@ -77,12 +78,12 @@ fn prefill(plan: &Plan) -> Option<Phase> {
     plan.regimes.phases.iter().filter(|phase| matches!(phase, Phase::Prefill { .. })).max().copied()
 }
 
-/// The schedule of a phase without load.
-fn idle(plan: &Plan, phase: Phase) -> Option<&Schedule> {
-    let map = &plan.regimes;
-    let p = map.phases.iter().position(|&known| known == phase)?;
-    let per_phase = map.cells.len() / map.phases.len().max(1);
-    plan.schedules.get(map.cells.get(p * per_phase)?.index())
+/// The schedule of the workload's rounds of a phase without load; of a plan without expected times its only one.
+pub(super) fn idle(plan: &Plan, phase: Phase) -> Option<&Schedule> {
+    match workload::chosen(plan, phase) {
+        Some(chosen) => plan.schedules.get(chosen.schedule.index()),
+        None => plan.schedules.iter().find(|schedule| schedule.phase == phase),
+    }
 }
 
 fn holds_cache(item: &Item) -> bool {

@@ -8,6 +8,7 @@ use super::regimes::ms;
 use super::svg::number;
 use super::view::{View, tokens_per_s};
 use super::{adaptation, claims_text, contribution, density, memory, palette, placement, regimes, timeline};
+use crate::place::held;
 use crate::place::hot::{self, HotReport};
 use crate::simulate::round::RoundError;
 use plan_format::artifact::Plan;
@@ -54,7 +55,7 @@ fn head(html: &mut Html, view: &View<'_>, study: Option<Study<'_>>) {
         let name = palette::phase_name(phase);
         tiles.push((
             format!("{} tokens/s", number(speed)),
-            format!("{name} at {} cached, {} a round", outcome.bucket_tokens, ms(outcome.round_us)),
+            format!("{name} at {} cached, {} a round", outcome.context_tokens, ms(outcome.round_us)),
         ));
     }
     let vram_bytes = plan.origin.options.vram_bytes;
@@ -111,6 +112,7 @@ fn memory_section(html: &mut Html, plan: &Plan) {
         html.legend(gpu.iter().map(|region| (swatch(region.color), with_size(region))));
         html.drawing(&memory::svg("GPU", &gpu));
     }
+    held::text(&plan.placement.held).iter().for_each(|held| html.paragraph(&format!("Decode {held}.")));
     html.legend(host.iter().map(|region| (swatch(region.color), with_size(region))));
     html.drawing(&memory::svg("CPU", &host));
 }
@@ -135,7 +137,7 @@ pub(super) fn round(html: &mut Html, view: &View<'_>, phase: Phase) {
     html.heading(&format!(
         "{} at {} cached: {}",
         palette::phase_name(phase),
-        outcome.bucket_tokens,
+        outcome.context_tokens,
         ms(outcome.round_us)
     ));
     let work = [("CPU", outcome.busy.cpu_us), ("GPU", outcome.busy.gpu_us), ("link", outcome.busy.link_us)];
@@ -167,7 +169,7 @@ fn regime_section(html: &mut Html, view: &View<'_>) {
         if cells.is_empty() {
             continue;
         }
-        let bucket = view.case(phase).map_or(0, |case| case.context_tokens);
+        let bucket = regimes::bucket(view, phase).map_or(0, |(_, context_tokens)| context_tokens);
         html.heading(&format!("{} at {bucket} cached", palette::phase_name(phase)));
         html.drawing(&regimes::svg(view, phase, &cells));
         let number = Column::Number;

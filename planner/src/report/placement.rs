@@ -77,10 +77,18 @@ fn cell(svg: &mut Svg, view: &View<'_>, (index, item): (usize, &Item), rect: Rec
             tooltip.push_str(&format!(", streamed in {phase}"));
         }
     }
-    if view.plan.placement.held.items.iter().any(|held| held.item.index() == index) {
+    let is_held = view.plan.placement.held.items.iter().any(|held| held.item.index() == index);
+    if is_held {
         tooltip.push_str(", kept on the GPU between prompts");
     }
-    svg.rect(rect, color, &tooltip);
+    if is_held {
+        let attributes = format!("fill=\"{color}\" {HELD}");
+        let inner =
+            Rect { x: rect.x + 1.0, y: rect.y + 1.0, width: (rect.width - 2.0).max(1.0), height: rect.height - 2.0 };
+        svg.rect_with(inner, &attributes, &tooltip);
+    } else {
+        svg.rect(rect, color, &tooltip);
+    }
     let (x, y) = (rect.x + rect.width / 2.0, rect.y + rect.height / 2.0);
     let radius = (rect.width / 2.0 - 1.0).min(6.0);
     if streamed.prefill[index] {
@@ -94,6 +102,9 @@ fn cell(svg: &mut Svg, view: &View<'_>, (index, item): (usize, &Item), rect: Rec
 const RING: &str = "fill=\"none\" stroke=\"#333\" stroke-width=\"1.2\"";
 const DOT: &str = "fill=\"#111\"";
 
+/// Frame of items that decode rounds hold on the GPU: resident then, on the host in prefill.
+const HELD: &str = "stroke=\"#2f6db3\" stroke-width=\"2.2\"";
+
 /// What colours and marks mean, of those that occur.
 pub fn legend(view: &View<'_>) -> Vec<(String, String)> {
     let occurs = |wanted| view.plan.placement.homes.contains(&wanted);
@@ -102,6 +113,11 @@ pub fn legend(view: &View<'_>) -> Vec<(String, String)> {
     let streamed = streamed(view);
     if streamed.decode.contains(&true) {
         legend.push((mark(DOT, 3.5), "streamed to the GPU in every decode round".to_owned()));
+    }
+    if !view.plan.placement.held.items.is_empty() {
+        let mut svg = Svg::new(14.0, 14.0);
+        svg.rect_with(Rect { x: 2.0, y: 2.0, width: 10.0, height: 10.0 }, &format!("fill=\"#fff\" {HELD}"), "");
+        legend.push((svg.finish(""), "kept on the GPU between prompts".to_owned()));
     }
     if streamed.prefill.contains(&true) {
         legend.push((mark(RING, 5.0), "streamed to the GPU in prefill".to_owned()));

@@ -6,8 +6,8 @@ use super::view::{MIB, View};
 use crate::simulate::round::Round;
 use plan_format::ScheduleId;
 use plan_format::costs::Load;
-use plan_format::evaluate::{Prepared, Scratch, evaluate};
 use plan_format::schedule::{Phase, RegimeMap, Schedule};
+use plan_format::workload;
 
 const WIDTH: f64 = 1120.0;
 const LEFT: f64 = 96.0;
@@ -27,16 +27,23 @@ pub struct Cell {
     pub round_us: f64,
 }
 
-/// Cells of a phase at the view's context, in the map's order.
+/// The map's context that serves a phase's rounds in the view: the least that holds theirs, else the longest.
+pub fn bucket(view: &View<'_>, phase: Phase) -> Option<(usize, u32)> {
+    let (contexts, wanted) = (&view.plan.regimes.context_tokens, view.round(phase).context_tokens);
+    let holds = contexts.iter().position(|&tokens| tokens >= wanted);
+    let index = holds.or_else(|| contexts.len().checked_sub(1))?;
+    Some((index, contexts[index]))
+}
+
+/// Cells of a phase at the map's context for it, in the map's order.
 pub fn cells(view: &View<'_>, phase: Phase) -> Vec<Cell> {
     let map = &view.plan.regimes;
-    let round = view.round(phase);
-    let (Some(p), Some(case)) = (map.phases.iter().position(|&known| known == phase), view.case(phase)) else {
+    let (Some(p), Some((c, context_tokens))) =
+        (map.phases.iter().position(|&known| known == phase), bucket(view, phase))
+    else {
         return Vec::new();
     };
-    let Some(c) = map.context_tokens.iter().position(|&tokens| tokens == case.context_tokens) else {
-        return Vec::new();
-    };
+    let round = Round { context_tokens, ..view.round(phase) };
     let per_context = map.cpu_slowdown.len() * map.gpu_slowdown.len() * map.link_slowdown.len();
     let first = (p * map.context_tokens.len() + c) * per_context;
     let full_team = view.plan.costs.teams.last().map_or(1, |team| team.threads);
@@ -63,9 +70,7 @@ fn grid(map: &RegimeMap) -> Vec<[f32; 3]> {
 fn round_us(round: &Round<'_>, schedule: ScheduleId) -> Option<f64> {
     let plan = round.plan;
     let case = &plan.costs.cases[plan.costs.case_index(round.phase, round.context_tokens)?];
-    let schedule = plan.schedules.get(schedule.index())?;
-    let prepared = Prepared::new(&plan.costs, case, &plan.placement, &plan.slots, schedule).ok()?;
-    Some(evaluate(&plan.costs, case, &prepared, &round.load, round.horizon(), &mut Scratch::default()))
+    workload::round_us(plan, case, plan.schedules.get(schedule.index())?, &round.load)
 }
 
 /// What a round of a schedule streams over the link.

@@ -8,6 +8,7 @@ use super::regimes::{ms, streamed_mib};
 use super::svg::number;
 use super::timeline;
 use super::view::{View, tokens_per_s};
+use crate::place::held;
 use crate::simulate::round::{Outcome, RoundError};
 use plan_format::artifact::Plan;
 use plan_format::costs::Load;
@@ -107,7 +108,7 @@ fn phase_text(view: &View<'_>, phase: Phase, outcome: &Outcome) -> String {
     let mut text = format!(
         "{} at {} cached: {}, {speed} tokens/s\n",
         phase_name(phase),
-        outcome.bucket_tokens,
+        outcome.context_tokens,
         ms(outcome.round_us)
     );
     let streamed = match schedule.promotions.len() {
@@ -115,6 +116,9 @@ fn phase_text(view: &View<'_>, phase: Phase, outcome: &Outcome) -> String {
         items => format!("{items} items streamed, {} MiB a round", number(streamed_mib(view, schedule))),
     };
     let _ = writeln!(text, "  schedule S{}: {} CPU threads, {streamed}", outcome.schedule.0, schedule.cpu_threads);
+    if !phase.is_prefill() {
+        held::text(&view.plan.placement.held).iter().for_each(|held| text.push_str(&format!("  {held}\n")));
+    }
     if outcome.unadapted_us > outcome.round_us * 1.0005 {
         let factor = number(outcome.unadapted_us / outcome.round_us);
         let _ = writeln!(text, "  the unloaded schedule would take {} ({factor}x)", ms(outcome.unadapted_us));

@@ -2,13 +2,13 @@
 //! Next: `page.rs` and the drawings.
 
 use super::palette::kind_name;
-use crate::cost::prompt_context;
 use crate::simulate::round::{Outcome, Round, RoundError};
 use plan_format::artifact::Plan;
 use plan_format::costs::{CaseCosts, Load};
 use plan_format::program::{Item, ItemKind};
 use plan_format::schedule::Phase;
 use plan_format::sizes::CacheSpan;
+use plan_format::workload;
 
 /// Bytes of a MiB.
 pub const MIB: f64 = 1_048_576.0;
@@ -33,9 +33,8 @@ impl<'a> View<'a> {
         if plan.costs.cases.is_empty() {
             return Err(RoundError::NoTimes);
         }
-        let options = &plan.origin.options;
-        let middle = options.prompt_tokens.saturating_add(options.generate_tokens / 2);
-        Ok(View { plan, load: Load::IDLE, context_tokens: middle.min(options.context_tokens).max(1) })
+        let context_tokens = workload::context(&plan.origin.options, Phase::Decode);
+        Ok(View { plan, load: Load::IDLE, context_tokens })
     }
 
     /// Items of the program.
@@ -60,14 +59,15 @@ impl<'a> View<'a> {
         decode.into_iter().chain(self.prefill()).collect()
     }
 
-    /// A round of a phase: decode at the view's context, prefill at the mean context of the workload's prompt.
+    /// A round of a phase: decode at the view's context, prefill at the mean context of the workload's prompt, but no
+    /// longer than a view that is shorter than the workload.
     pub fn round(&self, phase: Phase) -> Round<'a> {
         let options = &self.plan.origin.options;
+        let own = workload::context(options, phase);
+        let is_shorter = self.context_tokens < workload::context(options, Phase::Decode);
         let context_tokens = match phase {
-            Phase::Prefill { ubatch_tokens } => {
-                let mean = prompt_context(options.prompt_tokens, ubatch_tokens);
-                mean.min(options.context_tokens).min(self.context_tokens.max(1))
-            }
+            Phase::Prefill { .. } if is_shorter => own.min(self.context_tokens.max(1)),
+            Phase::Prefill { .. } => own,
             _ => self.context_tokens,
         };
         Round { plan: self.plan, phase, context_tokens, load: self.load }

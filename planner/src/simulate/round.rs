@@ -2,12 +2,13 @@
 //! resource is, and the timeline. It reads the plan alone: no profile, no model. Next: `events.rs`, `what_if.rs`.
 
 use super::{AfterLast, Run, Timeline, simulate};
-use crate::transfer::horizon;
 use plan_format::ScheduleId;
 use plan_format::artifact::{Plan, Prediction};
 use plan_format::costs::{CaseCosts, Load};
-use plan_format::evaluate::{Horizon, Prepared, Scratch, evaluate};
+use plan_format::evaluate::{Horizon, Prepared};
 use plan_format::schedule::{Phase, Schedule};
+use plan_format::workload;
+use std::borrow::Cow;
 
 /// Which round.
 #[derive(Clone, Copy, Debug)]
@@ -35,8 +36,8 @@ pub struct Outcome {
     pub busy: Busy,
     /// Memory floors of the unloaded round, if the plan states them.
     pub floors: Option<Prediction>,
-    /// The context bucket that was played.
-    pub bucket_tokens: u32,
+    /// The context that was played.
+    pub context_tokens: u32,
 }
 
 /// Work of a round in microseconds, contention left out: no overlap makes a round shorter than the largest.
@@ -78,34 +79,19 @@ impl<'a> Round<'a> {
     /// A plan without expected times or without such rounds.
     pub fn outcome(&self) -> Result<Outcome, RoundError> {
         let case = self.case()?;
-        let of_phase = |(_, schedule): &(usize, &Schedule)| schedule.phase == self.phase;
-        let schedules = self.plan.schedules.iter().enumerate().filter(of_phase);
-        let mut scratch = Scratch::default();
-        let mut score = |schedule: &Schedule, load: &Load| {
-            let prepared = self.prepare(case, schedule)?;
-            Some(evaluate(&self.plan.costs, case, &prepared, load, self.horizon(), &mut scratch))
-        };
-        let mut best: Option<(usize, f64)> = None;
-        let mut idle: Option<(usize, f64)> = None;
-        for (id, schedule) in schedules {
-            for (kept, load) in [(&mut best, self.load), (&mut idle, Load::IDLE)] {
-                let Some(round_us) = score(schedule, &load) else { continue };
-                if kept.is_none_or(|(_, known_us)| round_us < known_us) {
-                    *kept = Some((id, round_us));
-                }
-            }
-        }
-        let ((id, round_us), (idle_id, _)) = best.zip(idle).ok_or_else(|| self.no_phase())?;
-        let schedule = &self.plan.schedules[id];
+        let found =
+            workload::fastest(self.plan, &case, &self.load).zip(workload::fastest(self.plan, &case, &Load::IDLE));
+        let ((id, round_us), (idle, _)) = found.ok_or_else(|| self.no_phase())?;
+        let (schedule, idle) = (&self.plan.schedules[id.index()], &self.plan.schedules[idle.index()]);
         Ok(Outcome {
-            schedule: ScheduleId(id as u32),
+            schedule: id,
             round_us,
-            unadapted_us: score(&self.plan.schedules[idle_id], &self.load).unwrap_or(round_us),
-            busy: self.prepare(case, schedule).map_or(Busy { cpu_us: 0.0, gpu_us: 0.0, link_us: 0.0 }, |prepared| {
-                self.busy(case, schedule, &prepared)
+            unadapted_us: workload::round_us(self.plan, &case, idle, &self.load).unwrap_or(round_us),
+            busy: self.prepare(&case, schedule).map_or(Busy { cpu_us: 0.0, gpu_us: 0.0, link_us: 0.0 }, |prepared| {
+                self.busy(&case, schedule, &prepared)
             }),
-            floors: self.floors(case),
-            bucket_tokens: case.context_tokens,
+            floors: self.floors(&case),
+            context_tokens: case.context_tokens,
         })
     }
 
@@ -115,9 +101,10 @@ impl<'a> Round<'a> {
             Horizon::Steady => (STEADY_ROUNDS, AfterLast::Continue),
             Horizon::Cold { rounds } => (rounds, AfterLast::Stop),
         };
+        let case = self.case().ok()?;
         let run = Run {
             model: &self.plan.costs,
-            case: self.case().ok()?,
+            case: &case,
             placement: &self.plan.placement,
             slots: &self.plan.slots,
             schedule: self.plan.schedules.get(schedule.index())?,
@@ -139,16 +126,15 @@ impl<'a> Round<'a> {
 
     /// How many rounds count.
     pub fn horizon(&self) -> Horizon {
-        horizon(self.phase, self.plan.origin.options.prompt_tokens)
+        workload::horizon(self.phase, self.plan.origin.options.prompt_tokens)
     }
 
-    fn case(&self) -> Result<&'a CaseCosts, RoundError> {
+    fn case(&self) -> Result<Cow<'a, CaseCosts>, RoundError> {
         let costs = &self.plan.costs;
         if costs.cases.is_empty() {
             return Err(RoundError::NoTimes);
         }
-        let case = costs.case_index(self.phase, self.context_tokens);
-        case.map(|index| &costs.cases[index]).ok_or_else(|| self.no_phase())
+        costs.case_at(self.phase, self.context_tokens).ok_or_else(|| self.no_phase())
     }
 
     fn no_phase(&self) -> RoundError {

@@ -11,5 +11,5 @@ mod verify;
 
 pub use pipelined::{Effort, paper as paper_promotions, solve};
 pub use slots::{SlotShape, Temporary, is_streamable};
-pub use task::{Answer, Method, Task, horizon};
+pub use task::{Answer, Method, Task};
 pub use verify::{GpuMemory, ScheduleFault, verify_schedule};

@@ -4,7 +4,8 @@ use super::slots::SlotShape;
 use crate::cost::Problem;
 use plan_format::costs::{CaseCosts, Load};
 use plan_format::evaluate::{Horizon, Prepared, Scratch, evaluate};
-use plan_format::schedule::{Home, HostMemory, Phase};
+use plan_format::schedule::{Home, HostMemory};
+use plan_format::workload::horizon;
 
 /// The question.
 #[derive(Clone, Copy, Debug)]
@@ -43,19 +44,6 @@ pub enum Method {
     PaperDp,
     /// Search under the simulator's rules.
     Pipelined,
-}
-
-/// Most prompt rounds that are played; later ones are like the last of these.
-const MOST_COLD_ROUNDS: u32 = 4;
-
-/// How many rounds of a phase count: decoding is endless, a prompt is a few rounds from empty slots.
-pub fn horizon(phase: Phase, prompt_tokens: u32) -> Horizon {
-    match phase {
-        Phase::Prefill { ubatch_tokens } => {
-            Horizon::Cold { rounds: prompt_tokens.div_ceil(ubatch_tokens.max(1)).clamp(1, MOST_COLD_ROUNDS) }
-        }
-        _ => Horizon::Steady,
-    }
 }
 
 impl<'a> Task<'a> {
