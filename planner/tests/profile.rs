@@ -220,3 +220,63 @@ fn other_versions_and_other_texts_are_refused() {
     let message = Profile::from_json(&missing).unwrap_err().to_string();
     assert!(message.contains("round_gap"), "{message}");
 }
+
+/// Every number of a profile as a string, every string as a number, every list and object as neither.
+#[test]
+fn a_value_of_another_kind_is_named_by_its_path() {
+    let text = laptop().to_json();
+    let profile: serde_json::Value = serde_json::from_str(&text).unwrap();
+    let mut paths = Vec::new();
+    collect(&profile, String::new(), &mut paths);
+    assert!(paths.len() > 60, "{}", paths.len());
+    for path in &paths {
+        let mut changed = profile.clone();
+        let value = changed.pointer_mut(path).unwrap();
+        let other = if value.is_string() { serde_json::json!(7) } else { serde_json::json!("seven") };
+        *value = other;
+        let said = Profile::from_json(&changed.to_string()).unwrap_err().to_string();
+        let keys = path.split('/').skip(1).map(|key| key.parse::<usize>().map_or(key.to_owned(), |i| format!("[{i}]")));
+        let field = keys.collect::<Vec<_>>().join(".").replace(".[", "[");
+        assert!(said.contains(&field), "{path}: {said}");
+    }
+}
+
+/// Pointers to all values of the first list entries, the schema's version aside, which goes first.
+fn collect(value: &serde_json::Value, path: String, paths: &mut Vec<String>) {
+    if !path.is_empty() && path != "/schema_version" {
+        paths.push(path.clone());
+    }
+    match value {
+        serde_json::Value::Array(values) => {
+            values.iter().take(1).for_each(|value| collect(value, format!("{path}/0"), paths));
+        }
+        serde_json::Value::Object(fields) => {
+            fields.iter().for_each(|(key, value)| collect(value, format!("{path}/{key}"), paths));
+        }
+        _ => {}
+    }
+}
+
+#[test]
+fn missing_and_unknown_fields_are_named_with_what_should_hold_them() {
+    let profile: serde_json::Value = serde_json::from_str(&laptop().to_json()).unwrap();
+    let mut changed = profile.clone();
+    changed["gpu"].as_object_mut().unwrap().remove("free_mib");
+    let said = Profile::from_json(&changed.to_string()).unwrap_err().to_string();
+    assert!(said.contains("gpu") && said.contains("free_mib"), "{said}");
+    let mut changed = profile;
+    changed["curves"][0]["speed"] = serde_json::json!(1);
+    let said = Profile::from_json(&changed.to_string()).unwrap_err().to_string();
+    assert!(said.contains("curves[0]") && said.contains("speed"), "{said}");
+}
+
+#[test]
+fn names_with_control_characters_are_refused_and_shown_harmless() {
+    for path in ["/name", "/cpu/model", "/gpu/model", "/provenance/sources/0"] {
+        let mut profile: serde_json::Value = serde_json::from_str(&laptop().to_json()).unwrap();
+        *profile.pointer_mut(path).unwrap() = serde_json::json!("a\u{1b}[31mb");
+        let said = Profile::from_json(&profile.to_string()).unwrap_err().to_string();
+        let key = path.split('/').nth(1).unwrap();
+        assert!(said.contains(key) && said.contains("\\u{1b}") && !said.contains('\u{1b}'), "{path}: {said}");
+    }
+}

@@ -66,7 +66,7 @@ impl Failure {
         let error =
             self.error.iter().filter(|_| !self.is_broken_pipe()).map(|error| format!("error: {}", with_causes(error)));
         let hint = self.hint.iter().map(|hint| format!("hint: {hint}"));
-        error.chain(hint).collect::<Vec<_>>().join("\n")
+        printable(&error.chain(hint).collect::<Vec<_>>().join("\n"))
     }
 
     /// Writes it to standard error and gives the exit code.
@@ -77,6 +77,12 @@ impl Failure {
         }
         ExitCode::from(self.code())
     }
+}
+
+/// A text without characters that would act on the terminal: files and names may hold any.
+pub fn printable(text: &str) -> String {
+    let shown = |c: char| if c.is_control() && c != '\n' { c.escape_default().to_string() } else { c.to_string() };
+    text.chars().map(shown).collect()
 }
 
 /// A word as a shell takes it.
@@ -133,6 +139,12 @@ mod tests {
             check(&failure, 1, &format!("error: stale\nhint: {hint}"));
         }
         check(&Failure::usage("no").about(Path::new("m")), 2, "error: no");
+    }
+
+    #[test]
+    fn nothing_in_a_message_acts_on_the_terminal() {
+        let failure = Failure::usage("no profile `\u{1b}[2J\r\u{9b}x`\nat all").hint("a\tb");
+        check(&failure, 2, "error: no profile `\\u{1b}[2J\\r\\u{9b}x`\nat all\nhint: a\\tb");
     }
 
     #[test]

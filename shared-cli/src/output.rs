@@ -29,7 +29,7 @@ pub fn refuse_inputs<'a>(path: &Path, inputs: impl IntoIterator<Item = &'a Path>
     let is_target = |input: &&Path| input.canonicalize().is_ok_and(|input| input == target);
     match inputs.into_iter().find(is_target) {
         Some(_) => Err(Failure::usage(format!("{} would be written over the file that is read", path.display()))
-            .hint("choose another place, for a plan with --out")),
+            .hint("choose another place")),
         None => Ok(()),
     }
 }

@@ -111,12 +111,13 @@ impl PlanArgs {
     /// A file that holds none, or those of another model.
     pub fn routing(&self, program: &Program) -> Result<Option<RoutingCounts>, Failure> {
         let Some(path) = &self.routing else { return Ok(None) };
-        let text = std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()));
-        let counts = RoutingCounts::from_json(&text.map_err(Failure::failed)?);
-        let fitting = counts.and_then(|counts| counts.check(program).map(|()| counts));
-        let counts = fitting.with_context(|| format!("--routing {}", path.display()));
         let hint = "count this model's choices: ats-run generate MODEL --file TEXT --routing FILE";
-        counts.map(Some).map_err(|error| Failure::usage(error).hint(hint))
+        let wrong =
+            |error: anyhow::Error| Failure::usage(error.context(format!("--routing {}", path.display()))).hint(hint);
+        let text = std::fs::read_to_string(path).context("cannot be read").map_err(wrong)?;
+        let counts = RoutingCounts::from_json(&text).map_err(|error| wrong(error.into()))?;
+        counts.check(program).map_err(|error| wrong(error.into()))?;
+        Ok(Some(counts))
     }
 
     /// Ubatches to choose from: the one asked for, else the usual ones that the context holds, else all of it; none

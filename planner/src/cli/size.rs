@@ -33,6 +33,9 @@ pub fn parse_amount(text: &str) -> Result<Amount, String> {
     if bytes >= (1_u64 << 60) as f64 {
         return Err(refuse(text));
     }
+    if bytes < 1.0 && value > 0.0 {
+        return Err(format!("`{text}` is less than a byte; write 0 for none"));
+    }
     Ok(Amount::Bytes(bytes as u64))
 }
 
@@ -54,6 +57,16 @@ mod tests {
         assert_eq!(parse_amount("2T"), gib(2048));
         assert_eq!(parse_amount("0"), Ok(Amount::Bytes(0)));
         assert_eq!(parse_amount("80%"), Ok(Amount::PercentOfFree(80)));
+    }
+
+    #[test]
+    fn a_size_that_is_less_than_a_byte_is_not_taken_for_none() {
+        for text in ["0.0000001K", "0.0009K", "0.0000000000001T"] {
+            assert!(parse_amount(text).unwrap_err().contains("less than a byte"), "{text}");
+        }
+        for (text, bytes) in [("0K", 0), ("0.0G", 0), ("0.001K", 1), ("0.5K", 512)] {
+            assert_eq!(parse_amount(text), Ok(Amount::Bytes(bytes)), "{text}");
+        }
     }
 
     #[test]

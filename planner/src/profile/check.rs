@@ -8,6 +8,14 @@ pub enum ProfileError {
     /// Not the JSON of a profile.
     #[error("the device profile is not readable: {0}; make a fresh one with `ats-plan profile`")]
     Syntax(String),
+    /// A field that is missing, unknown, or has a value of another kind.
+    #[error("the device profile is not readable at {field}: {why}; make a fresh one with `ats-plan profile`")]
+    Field {
+        /// Path of the field, or of what should hold it.
+        field: String,
+        /// What is wrong with it.
+        why: String,
+    },
     /// A schema of another time.
     #[error(
         "the device profile has schema version {found}, this program reads {SCHEMA_VERSION}; \
@@ -39,9 +47,35 @@ pub(super) fn parse(text: &str) -> Result<Profile, ProfileError> {
         let found = version.map_or("none".to_string(), ToString::to_string);
         return Err(ProfileError::Version { found });
     }
-    let profile: Profile = serde_json::from_str(text).map_err(syntax)?;
+    plain_strings(&value, String::new())?;
+    let profile: Profile =
+        serde_path_to_error::deserialize(&mut serde_json::Deserializer::from_str(text)).map_err(|error| match error
+            .path()
+            .to_string()
+        {
+            path if path == "." => ProfileError::Syntax(error.inner().to_string()),
+            field => ProfileError::Field { field, why: error.inner().to_string() },
+        })?;
     check(&profile)?;
     Ok(profile)
+}
+
+/// Names end up on terminals: none may hold what acts on one.
+fn plain_strings(value: &serde_json::Value, path: String) -> Result<(), ProfileError> {
+    match value {
+        serde_json::Value::String(text) if text.contains(char::is_control) => {
+            Err(absurd(path, text.escape_debug(), "control characters are in no name"))
+        }
+        serde_json::Value::Array(values) => {
+            let each = |(index, value)| plain_strings(value, format!("{path}[{index}]"));
+            values.iter().enumerate().try_for_each(each)
+        }
+        serde_json::Value::Object(fields) => {
+            let at = |key: &str| if path.is_empty() { key.to_owned() } else { format!("{path}.{key}") };
+            fields.iter().try_for_each(|(key, value)| plain_strings(value, at(key)))
+        }
+        _ => Ok(()),
+    }
 }
 
 fn absurd(field: impl Into<String>, value: impl ToString, reason: &'static str) -> ProfileError {
