@@ -48,8 +48,8 @@ impl CostModel {
             .or_else(|| of_phase().max_by_key(|&i| self.cases[i].context_tokens))
     }
 
-    /// Costs of a phase at a context: as priced, or on the line through the nearest two that were, since what depends on
-    /// the context grows with it; beyond the longest as there. `None` without cases of the phase.
+    /// Costs of a phase at a context: as priced, or on the line through the nearest two that were, since what depends
+    /// on the context grows with it; beyond the longest as there. `None` without cases of the phase.
     pub fn case_at(&self, phase: Phase, context_tokens: u32) -> Option<Cow<'_, CaseCosts>> {
         let mut cases: Vec<&CaseCosts> = self.cases.iter().filter(|case| case.phase == phase).collect();
         cases.sort_by_key(|case| case.context_tokens);

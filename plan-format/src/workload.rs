@@ -1,6 +1,6 @@
 //! The rounds that a plan's workload is made of: at which context they run, how many count, and which of the plan's
-//! schedules serves them. One way of choosing for every text, drawing, export and comparison. Not here: the choice under
-//! a measured load, which is the runtime's, and the price of a round, which is the planner's.
+//! schedules serves them. One way of choosing for every text, drawing, export and comparison. Not here: the choice
+//! under a measured load, which is the runtime's, and the price of a round, which is the planner's.
 
 use crate::ScheduleId;
 use crate::artifact::{Options, Plan};

@@ -248,11 +248,34 @@ fn a_budget_is_read_as_people_write_it_and_kept_or_refused() {
     }
     fails(&compile("abc"), 2, &["--vram", "6144M"]);
     fails(&compile("7G"), 2, &["7.00 GiB", "6.00 GiB", "hint: ", "6000M"]);
-    fails(&compile("100K"), 2, &["100K", "need ", "K with the smallest ubatch", "hint: "]);
+    fails(&compile("100K"), 2, &["100K", "need ", "of rounds of 16 tokens", "hint: give --vram "]);
     assert_eq!(std::fs::read(&out).unwrap(), kept, "a refusal leaves the old plan as it was");
     std::fs::remove_file(&out).unwrap();
     fails(&compile("100K"), 2, &["too small for anything"]);
+    fails(&compile("0.0000001K"), 2, &["less than a byte"]);
     assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0, "a refusal writes nothing");
+}
+
+#[test]
+fn the_least_budget_that_a_refusal_names_may_be_typed_and_works() {
+    let folder = tempfile::tempdir().unwrap();
+    let out = folder.path().join("plan.atsplan");
+    for model in ["qwen3", "qwen3moe", "deepseek2", "gemma3"] {
+        for flags in [&[][..], &["--ubatch", "64"], &["--context", "128", "--outputs", "2"], &["--kv-type", "f32"]] {
+            let compile = |vram: &str| {
+                let model = common::path(model);
+                let (model, out) = (model.to_str().unwrap(), out.to_str().unwrap());
+                ats_plan([&["compile", model, "--device", LAPTOP, "--vram", vram, "--out", out][..], flags].concat())
+            };
+            for too_small in ["1K", "100K"] {
+                let ran = compile(too_small);
+                fails(&ran, 2, &["too small for anything", "give --vram "]);
+                let least = ran.err.split("give --vram ").nth(1).unwrap().split(' ').next().unwrap();
+                let ran = compile(least);
+                assert_eq!(ran.code, Some(0), "{model} {flags:?} {least}: {}", ran.err);
+            }
+        }
+    }
 }
 
 #[test]

@@ -44,6 +44,41 @@ fn check_sound(items: &[ChainItem], found: &Assignment, budget_bytes: u64) {
     assert_eq!(found.total_ns, chain_ns(items, &found.resident));
 }
 
+/// Items with any figures at all.
+fn absurd_items() -> impl Strategy<Value = Vec<ChainItem>> {
+    let any_ns = || prop_oneof![any::<i64>(), Just(i64::MAX), Just(i64::MIN), -1000i64..1000];
+    let any_bytes = prop_oneof![any::<u64>(), Just(u64::MAX), Just(0u64), 0u64..10_000_000];
+    let item = (any_bytes, any_ns(), any_ns(), any_ns(), any_ns(), allowed()).prop_map(
+        |(bytes, cpu_ns, gpu_ns, to_gpu_ns, to_cpu_ns, allowed)| ChainItem {
+            bytes,
+            cpu_ns,
+            gpu_ns,
+            to_gpu_ns,
+            to_cpu_ns,
+            allowed,
+        },
+    );
+    prop::collection::vec(item, 0..12)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    #[test]
+    fn no_figures_make_the_knapsack_fail_or_exceed_the_budget(
+        items in absurd_items(), budget in prop_oneof![any::<u64>(), 0u64..100_000_000]
+    ) {
+        let table = Knapsack::solve(&items, budget);
+        let mut last_ns = i64::MIN;
+        for found in table.descending(budget).take(50) {
+            prop_assert!(is_feasible(&items, &found.resident, budget));
+            prop_assert!(found.total_ns >= last_ns);
+            last_ns = found.total_ns;
+        }
+        prop_assert!(table.within(u64::MAX).is_none_or(|found| found.resident.len() == items.len()));
+    }
+}
+
 proptest! {
     #[test]
     fn the_knapsack_equals_brute_force(items in items(MIB, 14), budget_mib in 0u64..300) {

@@ -308,7 +308,7 @@ fn a_budget_too_small_names_the_least_that_works() {
     let problem = price(&program("qwen3-0.6b"), &profile, &demand()).unwrap();
     let error = decide(&query(&problem, &profile, 1 << 20)).unwrap_err();
     let SearchError::TooSmall { needed_bytes, .. } = error else { panic!("{error}") };
-    assert!(error.to_string().contains(&format!("need {}M ", needed_bytes.div_ceil(1 << 20))));
+    assert!(error.to_string().contains(&format!("need {}M", needed_bytes.div_ceil(1 << 20))));
     let least = decide(&query(&problem, &profile, needed_bytes)).unwrap();
     assert!(least.best.homes.iter().all(|home| *home != Home::Resident));
 }

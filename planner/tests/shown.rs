@@ -1,5 +1,5 @@
-//! What commands show of one plan agrees: the schedule of the workload, its times at any context, what decode holds, and
-//! the bounds. Models are full-size, headers only.
+//! What commands show of one plan agrees: the schedule of the workload, its times at any context, what decode holds,
+//! and the bounds. Models are full-size, headers only.
 
 mod common;
 
@@ -131,7 +131,9 @@ fn what_decode_holds_is_shown_everywhere() {
     assert!(count > 1, "nothing is held, so nothing was tested");
     let html = page("m", plan, None).unwrap();
     let own = workload::context(&plan.origin.options, Phase::Decode);
-    for (place, text) in [("simulate", simulated(plan, own)), ("report", html.clone())] {
+    for (place, text) in
+        [("simulate", simulated(plan, own)), ("report", html.clone()), ("export", export(plan).lost.join("\n"))]
+    {
         assert!(text.contains(&format!("keeps {count} more items, ")), "{place}");
     }
     assert_eq!(html.matches("kept on the GPU between prompts").count(), count + 1, "each item and the legend");

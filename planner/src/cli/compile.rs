@@ -4,7 +4,7 @@ use super::options::PlanArgs;
 use super::{machine, output};
 use crate::compile::{Deciding, HostWeights, PlanError, PlanInputs, Planned, plan_model};
 use crate::cost::PriceError;
-use crate::place::search::SearchError;
+use crate::place::search::{SearchError, size_text};
 use crate::profile::Profile;
 use crate::regime::{Grid, SolveError};
 use clap::Args;
@@ -42,7 +42,7 @@ pub struct CompileArgs {
 pub fn run(args: &CompileArgs) -> Result<(), Failure> {
     let progress = Progress::start();
     if let Some(out) = &args.out {
-        refuse_inputs(out, inputs(&args.plan))?;
+        refuse_inputs(out, inputs(&args.plan)).map_err(elsewhere)?;
     }
     let Decided { mut planned, model, here, fresh_points } = match args.exact {
         true => exact(&args.plan, &progress)?,
@@ -50,16 +50,21 @@ pub fn run(args: &CompileArgs) -> Result<(), Failure> {
     };
     store_code(&mut planned.plan, here.as_ref(), &progress)?;
     let out = args.out.clone().unwrap_or_else(|| out_path(&args.plan, &model));
-    refuse_inputs(&out, model.files().iter().map(|file| file.path.as_path()))?;
+    refuse_inputs(&out, model.files().iter().map(|file| file.path.as_path())).map_err(elsewhere)?;
     if args.full_hash {
         let read = |done, total| progress.step(format!("reading {} of {}", bytes_text(done), bytes_text(total)));
         planned.plan.full_hash = Some(full_hash(&model, read));
     }
     let bytes = sections::to_bytes(&planned.plan).map_err(Failure::failed)?;
-    write_whole(&out, &bytes).map_err(|failure| failure.hint("choose another place with --out"))?;
+    write_whole(&out, &bytes).map_err(elsewhere)?;
     let text = output::summary(&planned, &output::Made { out: &out, here: here.as_ref(), fresh_points }, &progress);
     drop(progress);
     print(&text)
+}
+
+/// What to do where the plan cannot be written.
+fn elsewhere(failure: Failure) -> Failure {
+    failure.hint("choose another place with --out")
 }
 
 /// Has this machine's GPU driver compile the kernels of a plan for it, so that the first run compiles nothing.
@@ -152,8 +157,10 @@ pub fn explain(error: PlanError, device: Option<&str>) -> Failure {
             Failure::usage(error).hint(hint)
         }
         PlanError::NoGpu { .. } => Failure::usage(error).hint("leave out --vram, or give --vram 0"),
-        PlanError::Solve(SolveError::Search(SearchError::TooSmall { .. })) => {
-            Failure::usage(error).hint("give --vram more, a shorter --context, or --vram 0 for the CPU alone")
+        PlanError::Solve(SolveError::Search(SearchError::TooSmall { needed_bytes, .. })) => {
+            let least = size_text(*needed_bytes);
+            let other = "a smaller --ubatch or --outputs, a shorter --context, or --vram 0 for the CPU alone";
+            Failure::usage(error).hint(format!("give --vram {least} or more, {other}"))
         }
         PlanError::Solve(SolveError::Price(PriceError::NotMeasured(_))) => Failure::failed(error).hint(match device {
             None => "measure it with `ats-plan profile --model MODEL`",

@@ -61,7 +61,8 @@ pub fn chain_ns(items: &[ChainItem], resident: &[bool]) -> i64 {
 
 /// Bytes of the resident items.
 pub fn resident_bytes(items: &[ChainItem], resident: &[bool]) -> u64 {
-    items.iter().zip(resident).filter(|(_, on_gpu)| **on_gpu).map(|(item, _)| item.bytes).sum()
+    let resident = items.iter().zip(resident).filter(|(_, on_gpu)| **on_gpu);
+    resident.fold(0, |sum: u64, (item, _)| sum.saturating_add(item.bytes))
 }
 
 /// Whether an assignment respects every item's `allowed` and the budget.

@@ -6,7 +6,7 @@
 //! rounding wastes is won back by reading the table at larger nominal budgets and keeping what truly fits.
 //! It knows neither models nor devices; `moe.rs` and `search.rs` do the asking.
 
-use super::chain::{ChainItem, MIB, chain_ns, resident_bytes};
+use super::chain::{ChainItem, MIB, resident_bytes};
 
 /// No assignment: far above any total, far below overflow.
 const IMPOSSIBLE_NS: i64 = i64::MAX / 4;
@@ -38,14 +38,15 @@ pub struct Knapsack<'a> {
 const CPU_AFTER_GPU: u8 = 1;
 const GPU_AFTER_GPU: u8 = 2;
 
-/// Units that a chain's bytes should make at least.
+/// Units that a chain's bytes should make at least, and may make at most.
 const LEAST_UNITS: u64 = 2048;
+const MOST_UNITS: u64 = 1 << 20;
 
-/// Unit of the memory axis: a MiB, or less for small chains. It depends on the chain alone, so that tables of different
-/// budgets agree.
+/// Unit of the memory axis: a MiB, less for small chains, more for those beyond a TiB. It depends on the chain alone,
+/// so that tables of different budgets agree.
 fn unit_bytes(items: &[ChainItem]) -> u64 {
     let all_bytes = items.iter().map(|item| item.bytes).fold(0, u64::saturating_add);
-    let wanted = (all_bytes / LEAST_UNITS).clamp(256, MIB);
+    let wanted = (all_bytes / LEAST_UNITS).clamp(256, MIB).max(all_bytes / MOST_UNITS);
     1 << wanted.ilog2()
 }
 
@@ -54,9 +55,10 @@ impl<'a> Knapsack<'a> {
     pub fn solve(items: &'a [ChainItem], budget_bytes: u64) -> Knapsack<'a> {
         let unit_bytes = unit_bytes(items);
         let units = |item: &ChainItem| item.bytes.div_ceil(unit_bytes) as usize;
-        let most = |total: usize, item: &ChainItem| total + if item.allowed.gpu() { units(item) } else { 0 };
-        let waste = items.len();
-        let columns = items.iter().fold(0, most).min((budget_bytes / unit_bytes) as usize + waste) + 1;
+        let most =
+            |total: usize, item: &ChainItem| total.saturating_add(if item.allowed.gpu() { units(item) } else { 0 });
+        let with_waste = ((budget_bytes / unit_bytes) as usize).saturating_add(items.len());
+        let columns = items.iter().fold(0, most).min(with_waste) + 1;
         let mut knapsack = Knapsack {
             items,
             unit_bytes,
@@ -110,32 +112,38 @@ impl<'a> Knapsack<'a> {
             resident[index] = on_gpu;
             let choice = self.choices[index * self.columns + column];
             if on_gpu {
-                column -= self.items[index].bytes.div_ceil(self.unit_bytes) as usize;
+                // What is possible fits; a table that were wrong would have no assignment rather than another's.
+                column = column.checked_sub(self.items[index].bytes.div_ceil(self.unit_bytes) as usize)?;
             }
             on_gpu = choice & if on_gpu { GPU_AFTER_GPU } else { CPU_AFTER_GPU } != 0;
         }
-        debug_assert_eq!(chain_ns(self.items, &resident), total_ns);
         let bytes = resident_bytes(self.items, &resident);
         Some(Assignment { resident, total_ns, bytes })
     }
 
     /// The best assignment of the table whose true bytes are within the budget. Never slower for a larger budget.
     pub fn best_within(&self, budget_bytes: u64) -> Option<Assignment> {
-        let sure = self.column(budget_bytes);
-        let mut best: Option<Assignment> = None;
-        // Totals fall along the axis, so the first that fits from the right is the best.
-        for column in (sure..self.columns).rev() {
-            let same_as_left = column > sure && self.column_ns(column) == self.column_ns(column - 1);
-            if same_as_left {
-                continue;
-            }
-            best = self.column_assignment(column).filter(|found| found.bytes <= budget_bytes);
-            if best.is_some() {
-                break;
-            }
-        }
-        best
+        self.descending(budget_bytes).next()
     }
+
+    /// All assignments of the table whose true bytes are within the budget, the best first: its own, then those that
+    /// smaller budgets get.
+    pub fn descending(&self, budget_bytes: u64) -> impl Iterator<Item = Assignment> {
+        // Totals fall along the axis, so the first that fits from the right is the best. Rounding up wastes less than a
+        // unit an item, so none that fits lies further right.
+        let last = self.column(budget_bytes).saturating_add(self.items.len()).min(self.columns - 1);
+        let is_new = |column: &usize| *column == 0 || self.column_ns(*column) != self.column_ns(column - 1);
+        let columns = (0..=last).rev().filter(is_new);
+        columns.filter_map(|column| self.column_assignment(column)).filter(move |found| found.bytes <= budget_bytes)
+    }
+}
+
+/// A total with more added. What is impossible stays so whatever is added, and nothing possible becomes it.
+fn plus(total_ns: i64, more_ns: i64) -> i64 {
+    if total_ns >= IMPOSSIBLE_NS {
+        return IMPOSSIBLE_NS;
+    }
+    total_ns.saturating_add(more_ns).clamp(-IMPOSSIBLE_NS, IMPOSSIBLE_NS - 1)
 }
 
 /// Row of the table with the item on the CPU: it takes no memory.
@@ -145,9 +153,9 @@ fn extend_on_cpu(item: &ChainItem, switch_ns: i64, last: (&[i64], &[i64]), next:
         return;
     }
     for ((next, choice), (&cpu_ns, &gpu_ns)) in next.iter_mut().zip(choices).zip(last.0.iter().zip(last.1)) {
-        let after_gpu_ns = gpu_ns + switch_ns;
+        let after_gpu_ns = plus(gpu_ns, switch_ns);
         *choice |= if after_gpu_ns < cpu_ns { CPU_AFTER_GPU } else { 0 };
-        *next = (after_gpu_ns.min(cpu_ns) + item.cpu_ns).min(IMPOSSIBLE_NS);
+        *next = plus(after_gpu_ns.min(cpu_ns), item.cpu_ns);
     }
 }
 
@@ -166,8 +174,8 @@ fn extend_on_gpu(
     next[..size].fill(IMPOSSIBLE_NS);
     let rows = last.0.iter().zip(last.1);
     for ((next, choice), (&cpu_ns, &gpu_ns)) in next[size..].iter_mut().zip(&mut choices[size..]).zip(rows) {
-        let after_cpu_ns = cpu_ns + switch_ns;
+        let after_cpu_ns = plus(cpu_ns, switch_ns);
         *choice |= if gpu_ns <= after_cpu_ns { GPU_AFTER_GPU } else { 0 };
-        *next = (after_cpu_ns.min(gpu_ns) + item.gpu_ns).min(IMPOSSIBLE_NS);
+        *next = plus(after_cpu_ns.min(gpu_ns), item.gpu_ns);
     }
 }

@@ -3,6 +3,7 @@
 //! Everything counts against the ceiling: context, kernels, small weights, activations, resident weights and states,
 //! slots. A tied head is one tensor and counts once, at the head.
 
+use super::candidates::Candidate;
 use crate::cost::{Problem, UbatchFacts};
 use crate::profile::{Gpu, Profile, transfer_us};
 use crate::transfer::SlotShape;
@@ -29,6 +30,14 @@ pub fn fixed_bytes(problem: &Problem, gpu: &Gpu, ubatch: &UbatchFacts) -> u64 {
 /// GPU memory of an item when resident.
 pub fn item_bytes(problem: &Problem, ubatch: &UbatchFacts, item: usize) -> u64 {
     problem.items[item].weight_bytes + ubatch.state_bytes[item]
+}
+
+/// GPU memory of a candidate in all.
+pub fn candidate_bytes(problem: &Problem, gpu: &Gpu, candidate: &Candidate) -> u64 {
+    let ubatch = &problem.ubatches[candidate.ubatch];
+    let resident = (0..candidate.resident.len()).filter(|&item| candidate.resident[item]);
+    let items: u64 = resident.map(|item| item_bytes(problem, ubatch, item)).sum();
+    fixed_bytes(problem, gpu, ubatch) + candidate.slots.total_bytes() + items
 }
 
 /// Whether an item can be resident. Embedding rows are looked up on the CPU.

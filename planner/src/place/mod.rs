@@ -2,11 +2,12 @@
 //!
 //! `chain` is the problem, `knapsack` the solver, `moe` the policy for mixtures of experts, `ilp` the cross-check on
 //! the true graph; `weigh` makes both from a priced model, `memory` counts bytes, `seeds` are the splits people make by
-//! hand, `held` uses prefill's memory for decode, and `search` asks and judges them all; `hot` is the candidate that
-//! divides layers' experts (`divide`); `explain` and `ablation` say what came of it and why. Streaming is
-//! `crate::transfer`.
+//! hand, `held` uses prefill's memory for decode, `candidates` asks them all and `search` judges; `hot` is the
+//! candidate that divides layers' experts (`divide`); `explain` and `ablation` say what came of it and why. Streaming
+//! is `crate::transfer`.
 
 pub mod ablation;
+pub mod candidates;
 pub mod chain;
 pub mod divide;
 pub mod explain;

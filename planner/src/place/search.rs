@@ -2,47 +2,19 @@
 //! budgets as seeds, every candidate judged by simulated time of the workload. The result is never worse than the best
 //! seed under the same judge, and the same for any number of threads.
 
-use super::chain::Allowed;
+use super::candidates::{Candidate, Source, candidates, host_only, smaller};
 use super::held::{self, Choice};
 use super::ilp;
 use super::knapsack::Knapsack;
 use super::memory::{self, Budget};
-use super::moe;
-use super::seeds::{last_layers, seeds};
+use super::seeds::last_layers;
 use super::weigh::{CachePolicy, HostPrefill, Workload, chain, graph};
-use crate::cost::{Problem, is_expert};
-use crate::profile::{Gpu, Profile};
-use crate::transfer::{Answer, Effort, SlotShape, Task, is_streamable, solve};
+use crate::cost::Problem;
+use crate::profile::Profile;
+use crate::transfer::{Answer, Effort, SlotShape, Task, solve};
 use plan_format::costs::Load;
-use plan_format::program::ItemKind;
 use plan_format::schedule::{Home, Phase};
 use rayon::prelude::*;
-
-/// A candidate: what is resident, with which slots and ubatch.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Candidate {
-    /// Where it comes from, for people.
-    pub origin: String,
-    /// Kind of origin.
-    pub source: Source,
-    /// Index of the ubatch in the problem.
-    pub ubatch: usize,
-    /// Whether each item is resident.
-    pub resident: Vec<bool>,
-    /// Temporary memory.
-    pub slots: SlotShape,
-}
-
-/// Who proposed a candidate.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Source {
-    /// The dynamic program.
-    Solver,
-    /// A split that people make by hand.
-    Seed,
-    /// The dynamic program at a smaller budget.
-    SmallerBudget,
-}
 
 /// A candidate with its simulated times.
 #[derive(Clone, Debug, PartialEq)]
@@ -87,15 +59,17 @@ pub struct Decision {
 pub enum SearchError {
     /// The ceiling is below what is always needed.
     #[error(
-        "a GPU budget of {} is too small for anything: context, kernels and activations need {} with the smallest \
-         ubatch; give at least that, or 0 to leave the GPU out",
-        size_text(*budget_bytes), size_text(*needed_bytes)
+        "a GPU budget of {} is too small for anything: context, kernels and activations of rounds of {ubatch_tokens} \
+         tokens need {}",
+        given_text(*budget_bytes), size_text(*needed_bytes)
     )]
     TooSmall {
         /// What was given.
         budget_bytes: u64,
         /// What is needed before the first item.
         needed_bytes: u64,
+        /// The rounds that need least.
+        ubatch_tokens: u32,
     },
     /// A budget for a machine without GPU.
     #[error("a GPU budget was given, but the device profile `{profile}` has no GPU")]
@@ -113,6 +87,15 @@ pub fn size_text(bytes: u64) -> String {
     if bytes < 16 << 20 { format!("{}K", bytes.div_ceil(1 << 10)) } else { format!("{}M", bytes.div_ceil(1 << 20)) }
 }
 
+/// The same rounded down, so that what is too small is not shown as enough.
+fn given_text(bytes: u64) -> String {
+    match bytes {
+        0..1024 => format!("{bytes} bytes"),
+        _ if bytes < 16 << 20 => format!("{}K", bytes >> 10),
+        _ => format!("{}M", bytes >> 20),
+    }
+}
+
 /// Model, device and ceilings.
 #[derive(Clone, Copy, Debug)]
 pub struct Query<'a> {
@@ -124,28 +107,36 @@ pub struct Query<'a> {
     pub budget: Budget,
 }
 
-/// Candidates that get a full transfer search.
+/// Candidates that get a full transfer search whatever the model.
 const FINALISTS: usize = 3;
+/// Items of all others that get one, and of those that get the search before it: of large models few.
+const FINAL_ITEMS: usize = 400;
+const NEAR_ITEMS: usize = 2000;
+/// How near to the best a first look must be to be looked at again.
+const PROMISING: f64 = 1.03;
+/// How much a larger placement must gain to count as better than a smaller one.
+const GAIN_LEAST: f64 = 5e-4;
 
 /// Decides placement, ubatch and slots.
 ///
 /// # Errors
 /// A budget below the least that works, or for a machine without GPU.
 pub fn decide(query: &Query<'_>) -> Result<Decision, SearchError> {
-    let candidates = match (&query.profile.gpu, query.budget.vram_bytes) {
-        (_, 0) => host_only(query.problem),
-        (None, _) => return Err(SearchError::NoGpu { profile: query.profile.name.clone() }),
-        (Some(gpu), _) => candidates(query, gpu)?,
-    };
-    let count = candidates.len();
-    let judge = |candidate: Candidate| score(query, candidate, Effort::QUICK);
-    let mut scored: Vec<Scored> = candidates.into_par_iter().filter_map(judge).collect();
-    // Stable: the first of equals stays first, on any number of threads.
-    scored.sort_by(|a, b| a.total_us.total_cmp(&b.total_us));
+    let scored = judged(query)?;
+    let count = scored.len();
     let best_seed = scored.iter().find(|s| s.candidate.source == Source::Seed).cloned();
     let is_static = |s: &&Scored| s.candidate.source != Source::Seed && s.candidate.slots == SlotShape::NONE;
     let best_static = scored.iter().find(is_static).cloned();
-    let mut finalists: Vec<Candidate> = scored.iter().take(FINALISTS).map(|s| s.candidate.clone()).collect();
+    let near = nearest(query, &scored, NEAR_ITEMS);
+    let mut near: Vec<Scored> =
+        near.into_par_iter().filter_map(|candidate| score(query, candidate, Effort::NEAR)).collect();
+    near.sort_by(|a, b| a.total_us.total_cmp(&b.total_us));
+    let mut finalists = nearest(query, &near, FINAL_ITEMS);
+    for first in scored.iter().take(FINALISTS) {
+        if !finalists.contains(&first.candidate) {
+            finalists.push(first.candidate.clone());
+        }
+    }
     finalists.extend(best_seed.iter().map(|s| s.candidate.clone()));
     let judge = |candidate: Candidate| score(query, candidate, Effort::FULL);
     let finals: Vec<Scored> = finalists.into_par_iter().filter_map(judge).collect();
@@ -156,138 +147,54 @@ pub fn decide(query: &Query<'_>) -> Result<Decision, SearchError> {
     Ok(Decision { best, best_seed, best_static, candidates: count, static_us, dp_us, lp_bound_us })
 }
 
-/// Everything on the CPU, for each ubatch.
-fn host_only(problem: &Problem) -> Vec<Candidate> {
-    let candidate = |ubatch| Candidate {
-        origin: "everything on the CPU".to_string(),
-        source: Source::Solver,
-        ubatch,
-        resident: vec![false; problem.items.len()],
-        slots: SlotShape::NONE,
+/// All candidates with the times of a quick search, the best first: a first look at everything, then more of what
+/// smaller budgets would get with the ubatches and slots that did well.
+fn judged(query: &Query<'_>) -> Result<Vec<Scored>, SearchError> {
+    let judge = |candidates: Vec<Candidate>| -> Vec<Scored> {
+        candidates.into_par_iter().filter_map(|candidate| score(query, candidate, Effort::QUICK)).collect()
     };
-    (0..problem.ubatches.len()).map(candidate).collect()
+    let Some(gpu) = query.profile.gpu.as_ref().filter(|_| query.budget.vram_bytes > 0) else {
+        if query.budget.vram_bytes > 0 {
+            return Err(SearchError::NoGpu { profile: query.profile.name.clone() });
+        }
+        let mut scored = judge(host_only(query.problem));
+        scored.sort_by(|a, b| a.total_us.total_cmp(&b.total_us));
+        return Ok(scored);
+    };
+    let first = candidates(query, gpu)?;
+    let mut scored = judge(first.clone());
+    let best_us = scored.iter().map(|s| s.total_us).fold(f64::INFINITY, f64::min);
+    let promising = scored.iter().filter(|s| s.total_us <= PROMISING * best_us);
+    let promising = promising.map(|s| (s.candidate.ubatch, s.candidate.slots)).collect();
+    scored.extend(judge(smaller(query, gpu, &promising, &first)));
+    // Stable: the first of equals stays first, on any number of threads.
+    scored.sort_by(|a, b| a.total_us.total_cmp(&b.total_us));
+    Ok(scored)
 }
 
-/// All candidates, in a fixed order.
-fn candidates(query: &Query<'_>, gpu: &Gpu) -> Result<Vec<Candidate>, SearchError> {
-    let problem = query.problem;
-    let fixed: Vec<u64> = problem.ubatches.iter().map(|u| memory::fixed_bytes(problem, gpu, u)).collect();
-    let least = fixed.iter().copied().min().unwrap_or(0);
-    if least > query.budget.vram_bytes {
-        return Err(SearchError::TooSmall { budget_bytes: query.budget.vram_bytes, needed_bytes: least });
-    }
-    let mut asks = Vec::new();
-    for (ubatch, fixed_bytes) in fixed.into_iter().enumerate() {
-        let Some(room_bytes) = query.budget.vram_bytes.checked_sub(fixed_bytes) else { continue };
-        for host in [HostPrefill::Streamed, HostPrefill::Executed] {
-            for caches in [CachePolicy::Free, CachePolicy::Gpu] {
-                asks.push(Ask { problem, ubatch, room_bytes, host, caches });
-            }
+/// The best so far, and as many near them, of up to so many items in all, that would be the best under a smaller
+/// budget: a longer search may turn their order, and more memory must not make a plan slower.
+fn nearest(query: &Query<'_>, scored: &[Scored], items: usize) -> Vec<Candidate> {
+    let count = items / query.problem.items.len().max(1);
+    let best = scored.iter().take((count / 2).max(FINALISTS));
+    let mut nearest: Vec<Candidate> = best.map(|s| s.candidate.clone()).collect();
+    let (Some(best), Some(gpu)) = (scored.first(), query.profile.gpu.as_ref()) else { return nearest };
+    let mut by_bytes: Vec<(u64, &Scored)> =
+        scored.iter().map(|s| (memory::candidate_bytes(query.problem, gpu, &s.candidate), s)).collect();
+    by_bytes.sort_by_key(|(bytes, _)| *bytes);
+    let mut records: Vec<&Scored> = Vec::new();
+    for (_, next) in by_bytes {
+        if records.last().is_none_or(|last| next.total_us < last.total_us * (1.0 - GAIN_LEAST)) {
+            records.push(next);
         }
     }
-    let found: Vec<Vec<Candidate>> = asks.par_iter().map(Ask::candidates).collect();
-    let mut all: Vec<Candidate> = Vec::new();
-    for candidate in found.into_iter().flatten() {
-        let same = |known: &Candidate| {
-            (known.ubatch, known.slots) == (candidate.ubatch, candidate.slots) && known.resident == candidate.resident
-        };
-        if !all.iter().any(same) {
-            all.push(candidate);
+    let near = records.into_iter().rev().take_while(|record| record.total_us <= PROMISING * best.total_us);
+    for record in near.take(count) {
+        if !nearest.contains(&record.candidate) {
+            nearest.push(record.candidate.clone());
         }
     }
-    Ok(all)
-}
-
-/// One knapsack to ask: an ubatch with what it leaves, and two policies.
-struct Ask<'a> {
-    problem: &'a Problem,
-    ubatch: usize,
-    room_bytes: u64,
-    host: HostPrefill,
-    caches: CachePolicy,
-}
-
-/// Smaller budgets whose plans are candidates too, in parts of the room.
-const SMALLER: [u64; 4] = [98, 95, 90, 80];
-
-impl Ask<'_> {
-    fn candidates(&self) -> Vec<Candidate> {
-        let Some(workload) = Workload::new(self.problem, self.problem.ubatches[self.ubatch].ubatch_tokens) else {
-            return Vec::new();
-        };
-        let chain = chain(self.problem, self.ubatch, &workload, self.host, self.caches);
-        let shapes = self.slot_shapes(&workload);
-        let mut found = Vec::new();
-        let mut ask = |items: &[super::chain::ChainItem], origin: &str| {
-            let table = Knapsack::solve(items, self.room_bytes);
-            for &slots in &shapes {
-                let Some(room) = self.room_bytes.checked_sub(slots.total_bytes()) else { continue };
-                found.extend(self.candidate(&table, room, slots, origin, Source::Solver));
-                for percent in SMALLER {
-                    let smaller = room / 100 * percent;
-                    found.extend(self.candidate(&table, smaller, slots, origin, Source::SmallerBudget));
-                }
-            }
-        };
-        ask(&chain, "knapsack");
-        if self.problem.is_moe() {
-            let experts: Vec<bool> = self.problem.items.iter().map(|item| is_expert(item.kind)).collect();
-            ask(&moe::narrow(&chain, &experts, self.room_bytes), "knapsack, experts last");
-        }
-        if self.host == HostPrefill::Streamed && self.caches == CachePolicy::Free {
-            found.extend(self.seeds(&chain, &shapes));
-        }
-        found
-    }
-
-    fn candidate(
-        &self,
-        table: &Knapsack<'_>,
-        room_bytes: u64,
-        slots: SlotShape,
-        origin: &str,
-        source: Source,
-    ) -> Option<Candidate> {
-        let found = table.best_within(room_bytes)?;
-        Some(Candidate { origin: origin.to_string(), source, ubatch: self.ubatch, resident: found.resident, slots })
-    }
-
-    fn seeds(&self, chain: &[super::chain::ChainItem], shapes: &[SlotShape]) -> Vec<Candidate> {
-        let bytes: Vec<u64> =
-            chain.iter().map(|item| if item.allowed == Allowed::Cpu { 0 } else { item.bytes }).collect();
-        let mut found = Vec::new();
-        for &slots in shapes {
-            let Some(room) = self.room_bytes.checked_sub(slots.total_bytes()) else { continue };
-            found.extend(seeds(self.problem, &bytes, room).into_iter().map(|seed| Candidate {
-                origin: seed.name,
-                source: Source::Seed,
-                ubatch: self.ubatch,
-                resident: seed.resident,
-                slots,
-            }));
-        }
-        found
-    }
-
-    /// Slot shapes worth trying: none, and 2 to 4 slots for the largest streamed item of prefill and of decode.
-    fn slot_shapes(&self, workload: &Workload) -> Vec<SlotShape> {
-        let largest = |case: usize| {
-            let items = self.problem.items.iter().zip(&self.problem.slot_bytes[case]);
-            // The head is far larger than the rest and runs once per round: a slot for it costs too much.
-            let usual = items.filter(|(item, _)| item.kind != ItemKind::Head && is_streamable(item.kind));
-            usual.map(|(_, &bytes)| bytes).max().unwrap_or(0)
-        };
-        let mut shapes = vec![SlotShape::NONE];
-        for bytes in [largest(workload.prefill.0), largest(workload.decode.0)] {
-            for count in [2, 3, 4] {
-                let shape = SlotShape::new(count, bytes);
-                if shape != SlotShape::NONE && !shapes.contains(&shape) && shape.total_bytes() <= self.room_bytes {
-                    shapes.push(shape);
-                }
-            }
-        }
-        shapes
-    }
+    nearest
 }
 
 /// The whole-layer split of an ubatch without temporary memory, judged like any candidate: the baseline of hand-tuned

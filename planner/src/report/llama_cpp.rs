@@ -8,6 +8,7 @@ use super::palette::phase_name;
 use super::regimes::{ms, streamed_mib};
 use super::svg::number;
 use super::view::View;
+use crate::place::held;
 use plan_format::artifact::{KvType, Plan};
 use plan_format::program::{Item, ItemKind};
 use plan_format::schedule::{Home, Phase, Schedule};
@@ -242,6 +243,8 @@ fn losses(plan: &Plan, export: &mut Export) {
         });
         export.lost.push(format!("{what}; {there}{without}"));
     }
+    let held = held::text(&plan.placement.held);
+    export.lost.extend(held.map(|held| format!("decode {held}; there they run on the CPU in every round")));
     if split && plan.origin.options.vram_bytes > 0 {
         export.lost.push(
             "CPU and GPU never work at the same time there, and each switch between them waits for the other to finish"

@@ -28,6 +28,8 @@ pub struct Effort {
 impl Effort {
     /// For the plan's own prediction.
     pub const FULL: Effort = Effort { teams: 3, rates: RATES.len(), local_evaluations: 600, starts: 3 };
+    /// For the placements that did well.
+    pub const NEAR: Effort = Effort { teams: 3, rates: RATES.len(), local_evaluations: 150, starts: 3 };
     /// For each of many regime cells.
     pub const CELL: Effort = Effort { teams: 2, rates: 7, local_evaluations: 24, starts: 1 };
     /// For comparing placements.
