@@ -1,7 +1,7 @@
 //! `ats-run bench`: prefill and decode speed on fixed synthetic tokens, medians over repetitions.
 //! Not here: kernels alone (`bench_kernels.rs`).
 
-use super::common::{ModelArgs, TraceArgs, exactness};
+use super::common::{ModelArgs, RoutingArgs, TraceArgs, exactness};
 use super::timeline::TimelineArgs;
 use super::{Failure, bench_kernels, residence};
 use crate::engine::{Engine, Overrides, Sequence, Wanted, isa_from_environment};
@@ -51,6 +51,8 @@ pub struct BenchArgs {
     load: TimelineArgs,
     #[command(flatten)]
     trace: TraceArgs,
+    #[command(flatten)]
+    routing: RoutingArgs,
 }
 
 /// Forms of a result.
@@ -96,10 +98,11 @@ pub fn run(args: &BenchArgs) -> Result<(), Failure> {
     let Some(model) = &args.model else {
         return Err(Failure::usage("name a model, or measure the kernels alone with --kernels".to_owned()));
     };
-    let overrides = Overrides { threads: args.threads, ..Overrides::default() };
+    let overrides = Overrides { threads: args.threads, ..args.routing.overrides() };
     let needed = args.depth + args.prompt.max(args.generate).max(args.load.room_tokens().unwrap_or(0));
     let mut engine = model.open_with(Some(needed), exactness(false), overrides)?;
     args.trace.begin(&mut engine, &[])?;
+    args.routing.begin(&engine, &[])?;
     let mut rows = Vec::new();
     if args.prompt > 0 {
         let rates = measure(args, &mut engine, Test::Prefill)?.rates;
@@ -114,6 +117,7 @@ pub fn run(args: &BenchArgs) -> Result<(), Failure> {
         rows.push(Row::new(format!("tg{} @ d{}", args.generate, args.depth), rates, tokens));
     }
     args.trace.end(&engine)?;
+    args.routing.end(&engine)?;
     if args.switches {
         switches(&mut engine)?;
     }

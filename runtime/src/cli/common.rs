@@ -83,7 +83,8 @@ impl TraceArgs {
 /// Counts of the experts that the run has chosen.
 #[derive(Debug, Args)]
 pub struct RoutingArgs {
-    /// Write how often each expert was chosen, layer by layer, for `ats-plan compile --routing FILE`.
+    /// Write how often each expert was chosen, layer by layer, for `ats-plan compile --routing FILE`. With a GPU that
+    /// takes a launch more for each router there.
     #[arg(long, value_name = "FILE")]
     routing: Option<PathBuf>,
 }
