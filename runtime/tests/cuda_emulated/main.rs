@@ -19,9 +19,9 @@ use runtime::hybrid::cuda::{self, CudaMaker};
 use runtime::hybrid::{GpuSide, HandOver};
 use runtime::verify::{Comparison, Exact, Outcome, relative_l2};
 use std::sync::Arc;
-use support::{Mixture, all_cpu, cpu_with, feed, limits, model, plan, prompt, team, without_flips};
+use support::{Mixture, cpu_with, feed, limits, model, plan, prompt, team, without_flips};
 
-/// Relative L2 distance of the logits of two ways to compute with 8-bit or 16-bit activations, expert flips aside.
+/// Relative L2 distance of the logits of two ways to compute with 8-bit or 16-bit activations and the same experts.
 const DISTANCE_MAX: f64 = 0.06;
 
 fn executor(name: &str, mixture: Mixture, gpu: Arc<dyn Gpu>) -> Result<Executor, runtime::Error> {
@@ -47,25 +47,36 @@ fn executor_with(
     Executor::with_gpu(&plan, weights, limits, (team(2), Isa::detect()), side)
 }
 
-/// Every distance that is too large, and whatever else goes wrong, in words.
+/// A run beside the CPU's kernels with the same choices of experts: other kernels choose others where routers nearly
+/// tie.
+fn beside_cpu(name: &str, run: &Outcome, ids: &[u32]) -> Comparison {
+    let program = planner::lower_model(&model(name)).expect("known family");
+    let mut cpu = cpu_with(name, &program, 2, limits());
+    cpu.force_choices(&program, run.chosen.clone()).expect("choices of this model");
+    let logits = feed(&mut cpu, ids, 0, 64).expect("a good round");
+    let (vocab, flips) = (logits.len() / ids.len(), cpu.take_flips());
+    Comparison::new(run, Exact { logits, flips }, (vocab, DISTANCE_MAX))
+}
+
+/// Every run that is too far from the CPU's, and whatever else goes wrong, in words.
 fn faults_on(name: &str, mixture: Mixture, gpu: &Arc<dyn Gpu>, ubatches: &[usize]) -> Vec<String> {
-    let ids = prompt(name);
-    let expected = feed(&mut all_cpu(name), &ids, 0, 64).expect("a good round");
-    let what = format!("{name} {mixture:?}");
-    let mut executor = match executor(name, mixture, Arc::clone(gpu)) {
+    let (ids, what) = (prompt(name), format!("{name} {mixture:?}"));
+    let mut executor = match executor_with(name, mixture, Arc::clone(gpu), Choices::Recorded) {
         Ok(executor) => executor,
         Err(error) => return vec![format!("{what}: {error}")],
     };
     let mut faults = Vec::new();
     for &ubatch in ubatches {
-        let got = executor.clear(0).and_then(|()| feed(&mut executor, &ids, 0, ubatch));
-        let outcome = got.map(|got| {
-            let (got, expected) = without_flips(name, &got, &expected);
-            relative_l2(&expected, &got)
-        });
-        println!("{what}, ubatch {ubatch}: distance {outcome:.5?}");
-        if !outcome.as_ref().is_ok_and(|distance| *distance < DISTANCE_MAX) {
-            faults.push(format!("{what}, ubatch {ubatch}: {outcome:?}"));
+        executor.keep_choices();
+        let logits = executor.clear(0).and_then(|()| feed(&mut executor, &ids, 0, ubatch));
+        let chosen = executor.take_choices();
+        match logits {
+            Ok(logits) => {
+                let compared = beside_cpu(name, &Outcome { logits, chosen }, &ids);
+                println!("{what}, ubatch {ubatch}: {compared}");
+                faults.extend(compared.fault().map(|fault| format!("{what}, ubatch {ubatch}: {fault}")));
+            }
+            Err(error) => faults.push(format!("{what}, ubatch {ubatch}: {error}")),
         }
     }
     faults
