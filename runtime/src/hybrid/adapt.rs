@@ -3,22 +3,24 @@
 //! the plan's evaluator under the measured ratios, a few in each round, and the best is taken at the token boundary.
 //!
 //! Invariants: all times come from the machine's clock; a schedule is left only for one that is better by more than
-//! noise; one that turned out slower than what it replaced is left again, and not taken until the load changes. A look
-//! allocates nothing. Not here: measuring (`driver.rs`, `marks.rs`), what samples mean (`sense.rs`), what a load means
-//! for other teams (`conditions.rs`). Next: `select.rs`.
+//! noise; one that turned out slower than what it replaced is left again, and not taken until the load changes; what was
+//! measured under a load counts more than what the plan says. A look allocates nothing. Not here: measuring
+//! (`driver.rs`, `marks.rs`), what samples mean (`sense.rs`), what a load means for other teams (`conditions.rs`), what
+//! was tried (`tries.rs`). Next: `select.rs`.
 
 pub use super::sense::{Cores, Resource, Sample};
 
 pub use super::conditions::Cause;
+pub use super::switch::Switch;
 
-use super::conditions::{Conditions, FORGOTTEN, KnownTeam, stretch};
-use super::sense::{Senses, Window, apart};
+use super::conditions::{Conditions, stretch};
+use super::sense::{Senses, Window};
+use super::tries::Tries;
 use device::clock::Nanos;
 use plan_format::artifact::Plan;
 use plan_format::costs::{CostModel, Load};
 use plan_format::evaluate::{Horizon, Prepared, Scratch, evaluate};
 use plan_format::schedule::Phase;
-use std::fmt;
 
 /// How far a ratio must have moved since the last look, relative to what it was.
 const MOVED_LEAST: f64 = 0.15;
@@ -30,15 +32,18 @@ const GAIN_LEAST: f64 = 0.03;
 const SCORED_AT_ONCE: usize = 12;
 /// Rounds by which a look is put off at most.
 const POSTPONED_MOST: u32 = 12;
-/// Rounds after which a switch is judged by what it brought, and how much slower than before is a failure.
-const JUDGED_AFTER: u32 = 10;
+/// Rounds after which a switch is judged by what it brought, how much slower than before is a failure, and how much
+/// slower than it should be is a surprise: what was learnt may speak for another.
+const JUDGED_AFTER: u32 = 8;
 const WORSE: f64 = 1.08;
-/// Switches that are remembered for people, failures, and teams that ran.
+const SURPRISE: f64 = 1.1;
+/// Rounds after which another schedule than that of no load is looked at once more, as if nothing had been tried: the load
+/// may have ended while a switch was judged, when nobody could tell. Four times as many each time.
+const DOUBTED_AFTER: u64 = 64;
+/// Switches that are remembered for people.
 const LOG_MOST: usize = 256;
-const FAILED_MOST: usize = 8;
-/// Switches in a row that may fail under one load.
-const FAILURES_MOST: u32 = 3;
-const KNOWN_MOST: usize = 8;
+/// Looks under one load that follow failures and surprises.
+const LOOKS_MOST: u32 = 4;
 
 /// By resource: work that takes less than this share of a round, as expected and as measured, says nothing about load.
 /// Transfers are timed by themselves, and a probe is a small one.
@@ -51,41 +56,6 @@ pub enum Contention {
     Felt,
     /// It does not: the simulated machine plays none.
     Absent,
-}
-
-/// A switch and why.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Switch {
-    /// Tokens of context when it happened.
-    pub context_tokens: u32,
-    /// Schedule before.
-    pub from: usize,
-    /// Schedule after.
-    pub to: usize,
-    /// What had moved most.
-    pub cause: Cause,
-    /// Expected times of a round under the measured ratios, before and after.
-    pub expected_us: (f64, f64),
-    /// What the system said of the machine then; empty if nothing.
-    pub evidence: String,
-}
-
-impl fmt::Display for Switch {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Switch { context_tokens, from, to, cause, expected_us: (before, after), evidence } = self;
-        write!(f, "at {context_tokens} tokens: schedule {from} -> {to}, since ")?;
-        match cause {
-            Cause::Moved(resource, ratio) => {
-                let resource = resource.name();
-                write!(f, "the {resource} takes {ratio:.2} times as long as planned")?;
-            }
-            Cause::Cores(free) => write!(f, "{free:.1} cores are left")?,
-            Cause::Failed(was, is) => write!(f, "a round took {is:.0} us with it and {was:.0} before")?,
-            Cause::Context => write!(f, "the context has grown")?,
-        }
-        write!(f, "; a round should take {after:.0} us instead of {before:.0}")?;
-        if evidence.is_empty() { Ok(()) } else { write!(f, " ({evidence})") }
-    }
 }
 
 /// See the module text. One phase's choices do not touch another's.
@@ -138,14 +108,10 @@ struct Chosen {
     postponed: u32,
     /// The switch that is still to be judged.
     trial: Option<Trial>,
-    /// Schedules that failed, and under which load.
-    failed: Vec<(usize, Conditions)>,
-    /// Switches in a row that failed under this load.
-    failures: u32,
-    /// Teams that ran and were left.
-    known: Vec<KnownTeam>,
-    /// The CPU's ratio at the last look, if the running team was measured by then.
-    settled: Option<f64>,
+    /// What ran and was left under this load.
+    tries: Tries,
+    /// The round in which what was tried is doubted, and how many later again.
+    doubt: (u64, u64),
     rounds: u64,
     /// Times of rounds under this schedule.
     round_us: Window,
@@ -159,6 +125,9 @@ struct Look {
     cause: Cause,
     next: usize,
     present_us: f64,
+    /// Expected over measured time of the schedule that runs, 0 = it was not measured: what was measured of others
+    /// counts so much.
+    scale: f64,
     best: (usize, f64),
 }
 
@@ -166,8 +135,9 @@ struct Look {
 #[derive(Clone, Copy)]
 struct Trial {
     from: usize,
-    /// Measured time of a round before.
+    /// Measured time of a round before, and what it should be now.
     before_us: f64,
+    hoped_us: f64,
     rounds: u32,
     /// The load as it was seen before: what another team sees of the same load differs.
     seen: Conditions,
@@ -278,60 +248,81 @@ impl Adaptive {
         if chosen.schedule == before {
             chosen.schedule = base;
         } else if chosen.look.is_none() {
-            let present_us = self.score(index, case, self.chosen[index].1.schedule, &conditions);
-            self.chosen[index].1.look =
-                Some(Look::new(self.chosen[index].1.schedule, present_us, conditions, Cause::Context));
+            let measured_us = chosen.round_us.median();
+            self.look(index, case, (conditions, Cause::Context), measured_us);
         }
     }
 
-    /// A switch that made rounds longer is taken back, unless the load has moved meanwhile. With what was learnt by it
-    /// the others are scored again, a few times.
+    /// A switch that made rounds longer is taken back. Where it did not bring what it should, what was learnt by it is
+    /// reason for another look, a few times. A load that has moved meanwhile is another load.
     fn judge(&mut self, index: usize, (case, context_tokens): (usize, u32), conditions: Conditions) {
         let chosen = &mut self.chosen[index].1;
         let Some(trial) = chosen.trial.filter(|trial| trial.rounds >= JUDGED_AFTER) else { return };
         chosen.trial = None;
         let measured_us = chosen.round_us.median();
-        let has_moved = conditions.moved_since(&chosen.anchor).1 >= MOVED_LEAST;
-        if measured_us <= WORSE * trial.before_us || has_moved {
+        if conditions.is_like(&trial.seen) {
+            chosen.tries.note(chosen.schedule, measured_us, chosen.rounds);
+            chosen.tries.is_seen_as(conditions);
+        } else {
+            chosen.tries.forget(conditions);
+        }
+        chosen.anchor = conditions;
+        chosen.doubt.0 = chosen.rounds + chosen.doubt.1;
+        if measured_us <= SURPRISE * trial.hoped_us && measured_us <= WORSE * trial.before_us {
             return;
         }
-        if chosen.failed.len() == FAILED_MOST {
-            chosen.failed.remove(0);
+        let is_known = chosen.tries.round_us(trial.from, chosen.rounds).is_some();
+        let (mut why, mut present_us) = ((conditions, Cause::Surprise(trial.hoped_us, measured_us)), measured_us);
+        if is_known && measured_us > WORSE * trial.before_us {
+            (why, present_us) = ((trial.seen, trial.cause), trial.before_us);
+            let failed = Cause::Failed(trial.before_us, measured_us);
+            self.switch(index, trial.from, (failed, conditions), (measured_us, trial.before_us), context_tokens);
+            self.chosen[index].1.trial = None;
+            self.chosen[index].1.tries.is_seen_as(trial.seen);
         }
-        let failed = chosen.schedule;
-        chosen.failed.push((failed, trial.seen));
-        let cause = Cause::Failed(trial.before_us, measured_us);
-        self.switch(index, trial.from, (cause, conditions), (measured_us, trial.before_us), context_tokens);
-        let chosen = &mut self.chosen[index].1;
-        (chosen.trial, chosen.failures) = (None, chosen.failures + 1);
-        if chosen.failures < FAILURES_MOST {
-            let present_us = self.score(index, case, trial.from, &trial.seen);
-            self.chosen[index].1.look = Some(Look::new(trial.from, present_us, trial.seen, trial.cause));
+        let tries = &mut self.chosen[index].1.tries;
+        tries.looks += 1;
+        if tries.looks < LOOKS_MOST {
+            self.look(index, case, why, present_us);
         }
     }
 
     /// Begins to score when a resource has moved far enough and enough time has passed since the last look.
     fn begin_look(&mut self, index: usize, case: usize, conditions: Conditions, now: Nanos) {
         let chosen = &mut self.chosen[index].1;
-        let (schedule, looked_at) = (chosen.schedule, chosen.looked_at);
         let (cause, moved) = conditions.moved_since(&chosen.anchor);
-        if moved < MOVED_LEAST {
+        let is_doubted = chosen.schedule != chosen.base && chosen.doubt.0 <= chosen.rounds;
+        if chosen.trial.is_some() || (moved < MOVED_LEAST && !is_doubted) {
             return;
-        }
-        if chosen.settled.is_some_and(|settled| apart(conditions.ratios[0], settled) >= FORGOTTEN) {
-            chosen.known.clear();
         }
         // Resources are not sensed alike fast: what changes together is looked at together.
         if chosen.senses.is_odd() && chosen.postponed < POSTPONED_MOST {
-            self.chosen[index].1.postponed += 1;
+            chosen.postponed += 1;
             return;
         }
-        let present_us = self.score(index, case, schedule, &conditions);
-        if now.since(looked_at).as_micros_f64() >= ROUNDS_BETWEEN * present_us {
-            let chosen = &mut self.chosen[index].1;
-            chosen.look = Some(Look::new(schedule, present_us, conditions, cause));
-            (chosen.postponed, chosen.failures) = (0, 0);
+        let after = if chosen.tries.is_another(&conditions) { Some(DOUBTED_AFTER) } else { None };
+        if let Some(after) = after.or(is_doubted.then_some(4 * chosen.doubt.1)) {
+            chosen.tries.forget(conditions);
+            chosen.doubt = (chosen.rounds + after, after);
         }
+        let measured_us = chosen.round_us.median();
+        self.look(index, case, (conditions, cause), measured_us);
+        let chosen = &mut self.chosen[index].1;
+        let present_us = chosen.look.map_or(0.0, |look| look.present_us);
+        if now.since(chosen.looked_at).as_micros_f64() >= ROUNDS_BETWEEN * present_us {
+            chosen.postponed = 0;
+        } else {
+            chosen.look = None;
+        }
+    }
+
+    /// From now on schedules are scored; the present one's rounds take `measured_us`, 0 = it is not known.
+    fn look(&mut self, index: usize, case: usize, (conditions, cause): (Conditions, Cause), measured_us: f64) {
+        let present_us = self.score(index, case, self.chosen[index].1.schedule, &conditions);
+        let chosen = &mut self.chosen[index].1;
+        let scale = if measured_us > 0.0 { present_us / measured_us } else { 0.0 };
+        let best = (chosen.schedule, present_us);
+        chosen.look = Some(Look { conditions, cause, next: 0, present_us, scale, best });
     }
 
     /// Scores a few more schedules; after the last the best is taken.
@@ -346,7 +337,11 @@ impl Adaptive {
                 continue;
             }
             scored += 1;
-            let score_us = self.score(index, case, schedule, &look.conditions);
+            let tried_us = self.chosen[index].1.tries.round_us(schedule, self.chosen[index].1.rounds);
+            let score_us = match tried_us {
+                Some(round_us) if look.scale > 0.0 => round_us * look.scale,
+                _ => self.score(index, case, schedule, &look.conditions),
+            };
             let needed_us = if look.best.0 == present { look.present_us * (1.0 - GAIN_LEAST) } else { look.best.1 };
             if score_us < needed_us {
                 look.best = (schedule, score_us);
@@ -359,7 +354,6 @@ impl Adaptive {
         let (to, expected_us) = look.best;
         self.chosen[index].1.looked_at = now;
         self.chosen[index].1.anchor = look.conditions;
-        self.chosen[index].1.settled = Some(look.conditions.ratios[0]);
         if to != self.chosen[index].1.schedule {
             let (why, times) = ((look.cause, look.conditions), (look.present_us, expected_us));
             self.switch(index, to, why, times, context_tokens);
@@ -383,7 +377,12 @@ impl Adaptive {
         let anchor = self.conditions(index);
         let chosen = &mut self.chosen[index].1;
         let before_us = chosen.round_us.median();
-        chosen.trial = (before_us > 0.0).then_some(Trial { from, before_us, rounds: 0, seen: conditions, cause });
+        let hoped_us = before_us * expected_us.1 / expected_us.0;
+        chosen.trial =
+            (before_us > 0.0).then_some(Trial { from, before_us, hoped_us, rounds: 0, seen: conditions, cause });
+        if before_us > 0.0 {
+            chosen.tries.note(from, before_us, chosen.rounds);
+        }
         (chosen.schedule, chosen.anchor, chosen.look) = (to, anchor, None);
         if self.log.len() < LOG_MOST {
             let evidence = String::new();
@@ -391,15 +390,12 @@ impl Adaptive {
         }
     }
 
-    /// Expected time of a round under a load; infinite for a schedule that failed under this load.
+    /// Expected time of a round under a load.
     fn score(&mut self, index: usize, case: usize, schedule: usize, conditions: &Conditions) -> f64 {
         let chosen = &self.chosen[index].1;
-        let is_still = |load: &Conditions| conditions.moved_since(load).1 < FORGOTTEN;
-        if chosen.failed.iter().any(|(failed, load)| *failed == schedule && is_still(load)) {
-            return f64::INFINITY;
-        }
         let (kept, present) = (&self.schedules[schedule], self.schedules[chosen.schedule].cpu_threads);
-        let load = conditions.load_of(kept.cpu_threads, present, chosen.known(kept.cpu_threads, conditions));
+        let known = chosen.tries.team(kept.cpu_threads, conditions, chosen.rounds);
+        let load = conditions.load_of(kept.cpu_threads, present, known);
         let case = &self.costs.cases[case];
         evaluate(&self.costs, case, &kept.prepared, &load, Horizon::Steady, &mut self.scratch)
     }
@@ -449,10 +445,8 @@ impl Chosen {
             look: None,
             postponed: 0,
             trial: None,
-            failed: Vec::with_capacity(FAILED_MOST),
-            failures: 0,
-            known: Vec::with_capacity(KNOWN_MOST),
-            settled: None,
+            tries: Tries::new(anchor),
+            doubt: (DOUBTED_AFTER, DOUBTED_AFTER),
             rounds: 0,
             round_us: Window::full_of(0.0),
             began: None,
@@ -461,28 +455,12 @@ impl Chosen {
 }
 
 impl Chosen {
-    /// What is remembered of a team that ran under a load like this one.
-    fn known(&self, threads: u16, conditions: &Conditions) -> Option<f64> {
-        self.known.iter().find(|team| team.says(threads, self.rounds, conditions)).map(|team| team.ratio)
-    }
-
     /// The team of `before` threads goes, that of `after` comes.
     fn another_team(&mut self, (before, after): (u16, u16), conditions: &Conditions) {
         let ratio = conditions.ratios[0] / conditions.crowding;
         let crowding = conditions.crowding_of(after);
-        let expected = self.known(after, conditions).unwrap_or(ratio);
-        self.known.retain(|team| team.threads != before);
-        if self.known.len() == KNOWN_MOST {
-            self.known.remove(0);
-        }
-        self.known.push(KnownTeam { threads: before, ratio, load: *conditions, round: self.rounds });
+        let expected = self.tries.team(after, conditions, self.rounds).unwrap_or(ratio);
+        self.tries.note_team(before, ratio, *conditions, self.rounds);
         self.senses.another_team(expected * crowding, crowding);
-        self.settled = None;
-    }
-}
-
-impl Look {
-    fn new(present: usize, present_us: f64, conditions: Conditions, cause: Cause) -> Self {
-        Look { conditions, cause, next: 0, present_us, best: (present, present_us) }
     }
 }

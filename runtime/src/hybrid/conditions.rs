@@ -23,6 +23,8 @@ pub enum Cause {
     Cores(f64),
     /// The schedule turned out slower than the one before: measured microseconds of a round, before and with it.
     Failed(f64, f64),
+    /// A switch did not bring what it should: microseconds of a round as they should be, and measured.
+    Surprise(f64, f64),
     /// Another range of context lengths began.
     Context,
 }
@@ -72,7 +74,7 @@ impl Conditions {
     }
 
     /// Whether this is the same load, as far as it does not show in the times of the running team.
-    fn is_like(&self, earlier: &Conditions) -> bool {
+    pub fn is_like(&self, earlier: &Conditions) -> bool {
         let own = Conditions { ratios: [earlier.ratios[0], self.ratios[1], self.ratios[2]], ..*self };
         own.moved_since(earlier).1 < FORGOTTEN
     }

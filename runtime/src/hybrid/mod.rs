@@ -28,6 +28,8 @@ mod shrink;
 pub mod sim;
 mod staging;
 pub(crate) mod states;
+mod switch;
+mod tries;
 
 pub use build::GpuSide;
 pub use driver::HandOver;

@@ -2,9 +2,11 @@
 //! kept throughout and once load-aware; the time of every token of both.
 //!
 //! The context is taken back before it has grown far, so that a token costs the same throughout. Not here: the load
-//! (`load/`), figures (`summary.rs`), drawing (`draw.rs`). Next: `summary.rs`.
+//! (`load/`), figures (`summary.rs`), drawing (`draw.rs`), the rest of the plan's table (`every.rs`). Next:
+//! `summary.rs`.
 
 mod draw;
+mod every;
 mod summary;
 
 use super::Failure;
@@ -31,6 +33,9 @@ pub struct TimelineArgs {
     /// Seconds of each phase of --load [default: 8; on a simulated machine the time of 200 tokens].
     #[arg(long, value_name = "SECONDS", requires = "load", value_parser = seconds)]
     phase_seconds: Option<f64>,
+    /// Then decode a few tokens with every schedule of the plan under each load, and name the fastest.
+    #[arg(long, requires = "load")]
+    every_schedule: bool,
 }
 
 fn seconds(text: &str) -> Result<f64, String> {
@@ -113,6 +118,8 @@ pub struct Timeline {
     pub switches: Vec<String>,
     /// The longest that choosing a schedule took between two rounds.
     pub choice_us: Option<f64>,
+    /// Every decode schedule under each load; empty unless it was asked for.
+    pub tried: Vec<every::Tried>,
 }
 
 impl TimelineArgs {
@@ -127,7 +134,10 @@ impl TimelineArgs {
         let mut bench = Bench::open(engine, depth)?;
         bench.warm_up()?;
         let phase_s = self.phase_seconds.map_or_else(|| bench.phase_seconds(), Ok)?;
-        let timeline = bench.measure(&load, phase_s, title)?;
+        let mut timeline = bench.measure(&load, phase_s, title)?;
+        if self.every_schedule {
+            timeline.tried = bench.every(&load)?;
+        }
         for path in &self.timeline {
             let text = match extension(path) {
                 "csv" => summary::csv(&timeline),
@@ -198,8 +208,7 @@ impl<'a> Bench<'a> {
     fn measure(&mut self, load: &LoadSpec, phase_s: f64, title: String) -> Result<Timeline, Failure> {
         let phases = load.phases();
         let is_real = matches!(self.clock, Clock::Wall(_));
-        let generators = is_real.then(|| Generators::start(load, &mut |line| say(line))).transpose()?;
-        let mut machine = Machine { generators };
+        let mut machine = Machine::loaded_by(load, &self.clock)?;
         let fixed = self.engine.executor().unloaded_schedule(self.depth as u32 + 1);
         let mut passes = Vec::new();
         for policy in [Policy::Fixed, Policy::LoadAware] {
@@ -212,7 +221,7 @@ impl<'a> Bench<'a> {
         let switches = self.engine.executor().switches().0.iter().map(ToString::to_string).collect();
         // On a simulated machine it is no figure of that machine.
         let choice_us = is_real.then(|| self.engine.executor().slowest_choice().as_secs_f64() * 1e6);
-        Ok(Timeline { title, phases, phase_s, passes, schedules, switches, choice_us })
+        Ok(Timeline { title, phases, phase_s, passes, schedules, switches, choice_us, tried: Vec::new() })
     }
 
     /// All phases, one after the other.
@@ -243,6 +252,12 @@ struct Machine {
 }
 
 impl Machine {
+    fn loaded_by(load: &LoadSpec, clock: &Clock) -> Result<Self, Failure> {
+        let is_real = matches!(clock, Clock::Wall(_));
+        let generators = is_real.then(|| Generators::start(load, &mut |line| say(line))).transpose()?;
+        Ok(Machine { generators })
+    }
+
     fn take(&mut self, load: &LoadSpec) -> Result<(), Failure> {
         self.generators.as_mut().map_or(Ok(()), |generators| generators.take(load))
     }

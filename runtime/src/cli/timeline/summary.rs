@@ -1,7 +1,7 @@
 //! Figures of a run under load: time of a token by phase and policy, its rise, and by how much load-awareness cuts it.
 //! Pure. Not here: drawing (`draw.rs`).
 
-use super::{Pass, Point, Policy, Timeline};
+use super::{Pass, Point, Policy, Timeline, every};
 use crate::cli::residence;
 use crate::quantiles::Quantiles;
 use std::fmt::Write;
@@ -90,6 +90,7 @@ pub fn text(timeline: &Timeline) -> String {
     for switch in &timeline.switches {
         let _ = writeln!(text, "  {switch}");
     }
+    text.push_str(&every::text(&timeline.tried, &timeline.phases, &timeline.schedules));
     text
 }
 
@@ -118,7 +119,7 @@ fn residence(pass: &Pass, timeline: &Timeline) -> String {
     residence::text(&tokens, &timeline.schedules)
 }
 
-/// One line a token.
+/// One line a token, then one a schedule and load if every schedule was tried.
 pub fn csv(timeline: &Timeline) -> String {
     let mut text = "plan,phase,load,time_s,token_ms,schedule,cpu_threads,streamed_items\n".to_owned();
     for pass in &timeline.passes {
@@ -129,6 +130,7 @@ pub fn csv(timeline: &Timeline) -> String {
             let _ = writeln!(text, "{plan},{phase},\"{load}\",{at_s:.6},{ms:.4},{schedule},{threads},{streamed}");
         }
     }
+    text.push_str(&every::csv(&timeline.tried, &timeline.phases, &timeline.schedules));
     text
 }
 
@@ -161,6 +163,7 @@ pub mod tests {
             schedules: vec![(16, 3), (6, 0)],
             switches: vec!["at 7 tokens: 0 -> 1".to_owned()],
             choice_us: Some(80.0),
+            tried: Vec::new(),
         }
     }
 
