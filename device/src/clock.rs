@@ -42,6 +42,12 @@ pub fn thread_cpu_time() -> Nanos {
     Nanos((time.tv_sec as u64).saturating_mul(1_000_000_000).saturating_add(time.tv_nsec as u64))
 }
 
+/// CPU time that all threads of this process have had.
+pub fn process_cpu_time() -> Nanos {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
+    Nanos((time.tv_sec as u64).saturating_mul(1_000_000_000).saturating_add(time.tv_nsec as u64))
+}
+
 /// A clock; cheap to clone, all clones agree.
 #[derive(Debug, Clone)]
 pub enum Clock {

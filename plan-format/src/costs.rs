@@ -158,11 +158,16 @@ impl Load {
     }
 }
 
+/// Part of a core that others may take from a team's without any thread of it being late.
+const SPREAD_MOST: f64 = 0.5;
+
 /// How many times slower a team runs that has more threads than cores are free. Each step waits for its slowest thread,
 /// and one that shares its core with a thread that always wants it runs half of the time: so the first core too few
-/// costs a factor of 2, and the next ones nothing until there are half as many cores as threads.
+/// costs a factor of 2, and the next ones nothing until there are half as many cores as threads. A small part of a core
+/// is what a system's own threads take, spread over all cores, and nobody waits for those.
 pub fn crowding(threads: f64, free_cores: f64) -> f64 {
-    let too_few = (threads - free_cores).clamp(0.0, 1.0);
+    let spread = (threads / 16.0).min(SPREAD_MOST);
+    let too_few = ((threads - free_cores - spread) / (1.0 - spread)).clamp(0.0, 1.0);
     (threads / free_cores).max(1.0 / (1.0 - too_few / 2.0))
 }
 
@@ -177,7 +182,10 @@ mod tests {
             ((8.0, 16.0), 1.0),
             ((6.0, 6.4), 1.0),
             ((8.0, 8.0), 1.0),
-            ((8.0, 7.5), 4.0 / 3.0),
+            ((8.0, 7.5), 8.0 / 7.5),
+            ((8.0, 7.25), 4.0 / 3.0),
+            ((16.0, 15.5), 16.0 / 15.5),
+            ((16.0, 15.0), 2.0),
             ((8.0, 7.0), 2.0),
             ((8.0, 6.4), 2.0),
             ((16.0, 6.4), 2.5),

@@ -6,55 +6,15 @@ mod support;
 
 use device::clock::Nanos;
 use device::gpu::Gpu;
-use device::sim::{Faults, LoadScript, LoadStep, Resource, SourceMemory};
-use kernels::quant::{WeightType, packed_bytes};
+use device::sim::{Faults, LoadScript, LoadStep, Resource};
 use plan_format::artifact::Plan;
 use plan_format::costs::{Load, Team};
-use plan_format::evaluate::{Horizon, Prepared, Scratch, busy, evaluate};
+use plan_format::evaluate::{Prepared, Scratch, busy};
 use plan_format::schedule::{Phase, Schedule};
 use runtime::exec::Executor;
 use runtime::hybrid::adapt::{Adaptive, Cause, Contention, Cores, Sample};
-use support::{Mixture, all_cpu, feed, hybrid, hybrid_pinned, plan, profile, prompt, sim, sim_with};
-
-const NAME: &str = "qwen3";
-
-/// A plan whose decoding can stream all, half or none of its host items; times so that each is best under some load.
-fn graded() -> Plan {
-    let mut plan = plan(NAME, Mixture::AllPromoted { slots: 2 });
-    for case in &mut plan.costs.cases {
-        case.cpu_us.fill(60.0);
-        for item in &mut case.items {
-            (item.gpu_us, item.stream_us, item.to_gpu_us, item.to_cpu_us) = (20.0, 55.0, 3.0, 3.0);
-        }
-    }
-    let all = plan.schedules[0].clone();
-    let keep = |every: usize| {
-        let mut promotions = all.promotions.clone();
-        let mut index = 0;
-        promotions.retain(|_| {
-            index += 1;
-            every > 0 && index % every == 0
-        });
-        let slots = promotions.iter_mut().enumerate();
-        slots.for_each(|(number, promotion)| promotion.slot = plan_format::SlotId(number as u32 % 2));
-        Schedule { promotions, ..all.clone() }
-    };
-    let more = [keep(2), keep(0)];
-    plan.schedules.extend(more);
-    plan
-}
-
-/// The decode schedule that the evaluator finds best.
-fn best(plan: &Plan, load: &Load) -> (usize, f64) {
-    let case = &plan.costs.cases[plan.costs.case_index(Phase::Decode, 1).expect("costs")];
-    let mut scratch = Scratch::default();
-    let of_schedule = |(index, schedule): (usize, &Schedule)| {
-        let prepared = Prepared::new(&plan.costs, case, &plan.placement, &plan.slots, schedule).expect("a good plan");
-        (index, evaluate(&plan.costs, case, &prepared, load, Horizon::Steady, &mut scratch))
-    };
-    let decode = plan.schedules.iter().enumerate().filter(|(_, schedule)| schedule.phase == Phase::Decode);
-    decode.map(of_schedule).min_by(|a, b| a.1.total_cmp(&b.1)).expect("schedules")
-}
+use support::tables::{NAME, TEAMS, best, graded, with_teams};
+use support::{all_cpu, feed, hybrid, hybrid_pinned, prompt, sim, sim_with};
 
 /// Times like a link of this machine: a transfer takes what the plan says.
 fn decode(executor: &mut Executor, first: usize, tokens: usize) -> Vec<f32> {
@@ -168,44 +128,6 @@ fn a_pinned_schedule_stays_whatever_happens() {
     let mut executor = hybrid_pinned(NAME, &plan, &gpu, Some(0)).expect("a good plan");
     decode(&mut executor, 0, 100);
     assert_eq!((executor.schedule(), executor.switches().0.len()), (0, 0));
-}
-
-/// Threads of the teams of [`with_teams`], and how long an item takes them, in microseconds.
-const TEAMS: [(u16, f32); 3] = [(2, 330.0), (4, 180.0), (8, 120.0)];
-
-/// The same plan with three teams, each with all, half or none of the host items streamed, and transfers that are
-/// expected to take what this simulated link takes.
-fn with_teams() -> Plan {
-    let mut plan = graded();
-    let team =
-        |&(threads, _): &(u16, f32)| Team { threads, cpu_slowdown_while_link: 1.0, link_slowdown_while_cpu: 1.0 };
-    plan.costs.teams = TEAMS.iter().map(team).collect();
-    let (items, profile) = (plan.program.items.len(), profile());
-    let copy_us = |item: usize| -> f32 {
-        let weights = plan.program.items[item].weights.iter();
-        let bytes = weights.map(|weight| {
-            let tensor = &plan.program.tensors[plan.program.weights[weight.index()].tensor.index()];
-            let ty = WeightType::try_from(gguf::GgmlType::from_id(tensor.ggml_type)).expect("a known type");
-            packed_bytes(ty, tensor.rows() as usize, tensor.cols() as usize).expect("whole blocks") as u64
-        });
-        bytes.map(|bytes| profile.copy_time(bytes, SourceMemory::Pinned).as_micros_f64() as f32).sum()
-    };
-    let stream_us: Vec<f32> = (0..items).map(copy_us).collect();
-    for case in &mut plan.costs.cases {
-        case.cpu_us = TEAMS.iter().flat_map(|&(_, us)| vec![us; items]).collect();
-        case.items.iter_mut().zip(&stream_us).for_each(|(item, &us)| item.stream_us = us);
-    }
-    let of_teams = |schedule: &Schedule| TEAMS.map(|(cpu_threads, _)| Schedule { cpu_threads, ..schedule.clone() });
-    // Decoding without load comes first: the regime map names schedule 0 for it.
-    let prefill = plan.schedules[1].clone();
-    let mut decode: Vec<Schedule> =
-        plan.schedules.iter().filter(|s| s.phase == Phase::Decode).flat_map(of_teams).collect();
-    let mut sorted = Plan { schedules: decode.clone(), ..plan.clone() };
-    let idle = best(&sorted, &Load::IDLE).0;
-    decode.swap(0, idle);
-    sorted.schedules = decode;
-    sorted.schedules.insert(1, Schedule { cpu_threads: 8, ..prefill });
-    sorted
 }
 
 /// Only its teams: nothing is streamed.
@@ -358,103 +280,6 @@ fn a_larger_team_is_tried_when_the_plan_was_wrong_of_the_present_one() {
     // All teams take so much longer: eight are tried, found to be no better and left, and not tried again.
     let (threads, switches) = teams_that_take([600.0, 180.0, 216.0], [330.0, 110.0, 120.0]);
     assert!(threads == 4 && switches <= 2, "{threads} threads after {switches} switches");
-}
-
-/// A machine that differs from the plan: how many times longer an item takes each of [`TEAMS`], and a transfer.
-#[derive(Clone, Copy, Debug)]
-struct Truth {
-    teams: [f32; 3],
-    link: f32,
-}
-
-impl Truth {
-    const AS_PLANNED: Truth = Truth { teams: [1.0; 3], link: 1.0 };
-
-    fn plan(&self, planned: &Plan) -> Plan {
-        let (mut plan, items) = (planned.clone(), planned.program.items.len());
-        for case in &mut plan.costs.cases {
-            for (team, slower) in self.teams.iter().enumerate() {
-                case.cpu_us[team * items..(team + 1) * items].iter_mut().for_each(|us| *us *= slower);
-            }
-            case.items.iter_mut().for_each(|item| item.stream_us *= self.link);
-        }
-        plan
-    }
-
-    /// Microseconds of a round by decode schedule, and what it keeps busy.
-    fn rounds(&self, planned: &Plan) -> Vec<(f64, [f64; 3])> {
-        let plan = self.plan(planned);
-        let case = &plan.costs.cases[plan.costs.case_index(Phase::Decode, 1).expect("costs")];
-        let mut scratch = Scratch::default();
-        let mut of = |schedule: &Schedule| {
-            let prepared =
-                Prepared::new(&plan.costs, case, &plan.placement, &plan.slots, schedule).expect("a good plan");
-            let round_us = evaluate(&plan.costs, case, &prepared, &Load::IDLE, Horizon::Steady, &mut scratch);
-            let busy = busy(&plan.costs, case, &prepared, &Load::IDLE, &mut scratch);
-            (round_us, [busy.cpu_us, busy.gpu_us, busy.link_us])
-        };
-        let is_decode = |schedule: &&Schedule| schedule.phase == Phase::Decode;
-        let all =
-            plan.schedules.iter().map(|schedule| if is_decode(&schedule) { of(schedule) } else { (0.0, [0.0; 3]) });
-        all.collect()
-    }
-}
-
-/// Decodes on machines that are what is said for so many rounds each; per span the mean time of a round over that of
-/// the schedule of no load, and of the last 40 over that of the best schedule; and the switches.
-fn on_machines(plan: &Plan, spans: &[(Truth, usize)]) -> (Vec<[f64; 2]>, usize) {
-    let mut adaptive = Adaptive::new(plan, Contention::Absent).expect("several schedules");
-    let planned = Truth::AS_PLANNED.rounds(plan);
-    let idle = best(plan, &Load::IDLE).0;
-    let (mut now, mut results) = (0, Vec::new());
-    for &(truth, rounds) in spans {
-        let real = truth.rounds(plan);
-        let mut took = Vec::new();
-        for _ in 0..rounds {
-            let schedule = adaptive.choose(idle, 10, Nanos(now));
-            now += (real[schedule].0 * 1e3) as u64;
-            took.push(real[schedule].0);
-            let spent_us = [0, 1, 2].map(|resource| (real[schedule].1[resource], planned[schedule].1[resource]));
-            adaptive.observe(&Sample { spent_us, cores: None });
-        }
-        let mean = |took: &[f64]| took.iter().sum::<f64>() / took.len() as f64;
-        let decode = real.iter().map(|round| round.0).filter(|&us| us > 0.0);
-        let least_us = decode.fold(f64::INFINITY, f64::min);
-        results.push([mean(&took) / real[idle].0, mean(&took[rounds.saturating_sub(40)..]) / least_us]);
-    }
-    (results, adaptive.log().len())
-}
-
-/// Others take the memory: teams and link are slower than planned, not all alike, and the plan cannot know how. Whatever
-/// it is, decoding is not slower than with the schedule of no load but for what trying costs, does not change schedules
-/// for ever, and comes back. Seen on a server whose memory ten threads of others read: the schedule changed seven times in
-/// 70 tokens between two that took 49 and 57 ms, and a team of 8 stayed when they had gone.
-#[test]
-fn whatever_others_do_decoding_is_not_slower_than_with_the_schedule_of_no_load() {
-    let plan = with_teams();
-    let mut random = 11_u64;
-    let mut factor = || {
-        random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        1.0 + 3.0 * ((random >> 40) as f32 / (1 << 24) as f32).powi(2)
-    };
-    let (mut best_ends, mut gains) = (Vec::new(), Vec::new());
-    for case in 0..40 {
-        let truth = Truth { teams: [factor(), factor(), factor()], link: factor() };
-        // A load may end while a switch is judged.
-        let short = [(Truth::AS_PLANNED, 60), (truth, 8 + case % 24), (Truth::AS_PLANNED, 400)];
-        let (results, switches) = on_machines(&plan, &short);
-        assert!(results[2][1] < 1.001 && switches <= 10, "{truth:?}: {results:?} {switches} switches");
-        let spans = [(Truth::AS_PLANNED, 60), (truth, 200), (Truth::AS_PLANNED, 400)];
-        let (results, switches) = on_machines(&plan, &spans);
-        let [calm, [loaded, end], [_, after]] = results[..] else { panic!("three spans") };
-        assert!(calm[1] < 1.001 && after < 1.001 && switches <= 10, "{truth:?}: {results:?} {switches} switches");
-        assert!(loaded < 1.05, "{truth:?}: {results:?}");
-        best_ends.push(end);
-        gains.push(1.0 / loaded);
-    }
-    let mean = |values: &[f64]| values.iter().sum::<f64>() / values.len() as f64;
-    assert!(mean(&best_ends) < 1.1, "mean distance from the best schedule: {} {best_ends:?}", mean(&best_ends));
-    assert!(mean(&gains) > 1.05, "{gains:?}");
 }
 
 #[test]

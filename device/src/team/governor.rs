@@ -15,6 +15,7 @@ use std::time::{Duration, Instant};
 use rustix::thread::Pid;
 
 use crate::affinity;
+use crate::clock::{Nanos, process_cpu_time};
 use crate::topology::CpuId;
 
 /// Time between two looks.
@@ -187,6 +188,9 @@ struct Beyond {
     since: Instant,
     /// Time that the workers wanted a core since then.
     wanted_ns: u64,
+    /// Time that all workers had one since then, active or not, and time of the whole process then.
+    run_ns: u64,
+    process: Nanos,
     /// Idle ticks of the team's CPUs then.
     idle_ticks: u64,
     /// What the last span found.
@@ -196,7 +200,8 @@ struct Beyond {
 impl Beyond {
     /// A span begins.
     fn start(idle_ticks: u64, cores: Option<f32>) -> Self {
-        Self { since: Instant::now(), wanted_ns: 0, idle_ticks, cores }
+        let process = process_cpu_time();
+        Self { since: Instant::now(), wanted_ns: 0, run_ns: 0, process, idle_ticks, cores }
     }
 }
 
@@ -287,14 +292,17 @@ impl Governor {
         ticks.into_iter().filter(|(cpu, _)| self.cpus.contains(cpu)).map(|(_, ticks)| ticks).sum()
     }
 
-    fn count_beyond(&mut self, wanted_ns: u64, active: usize) {
+    fn count_beyond(&mut self, (wanted_ns, run_ns): (u64, u64), active: usize) {
         self.beyond.wanted_ns += wanted_ns;
+        self.beyond.run_ns += run_ns;
         let span = self.beyond.since.elapsed();
         if active >= self.cpus.len() {
             self.beyond.cores = Some(0.0);
         } else if span >= BEYOND_EVERY {
             let ticks = self.idle_ticks(active);
-            let idle_s = ticks.saturating_sub(self.beyond.idle_ticks) as f64 / 100.0;
+            // Own threads that are no workers (copies, the driver's) are there in calm too: they take nothing.
+            let own_ns = process_cpu_time().since(self.beyond.process).0.saturating_sub(self.beyond.run_ns);
+            let idle_s = ticks.saturating_sub(self.beyond.idle_ticks) as f64 / 100.0 + own_ns as f64 / 1e9;
             let wanted_s = self.beyond.wanted_ns as f64 / 1e9;
             let cores = beyond_cores(idle_s, wanted_s, span.as_secs_f64(), active, self.cpus.len());
             self.beyond = Beyond::start(ticks, Some(cores));
@@ -311,7 +319,9 @@ impl Governor {
         let pressure = pressure_between(before, after);
         let own = own_cores(before.iter().zip(after).map(|(before, after)| before.share_lost(*after).unwrap_or(0.0)));
         let wanted_ns = before.iter().zip(after).map(|(before, after)| before.wanted_ns(*after)).sum();
-        self.count_beyond(wanted_ns, active);
+        let all = self.before.iter().zip(&self.after);
+        let run_ns = all.map(|(before, after)| after.run_ns.saturating_sub(before.run_ns)).sum();
+        self.count_beyond((wanted_ns, run_ns), active);
         self.pressure = Pressure { free_cores: self.beyond.cores.map(|beyond| own + beyond), ..pressure };
         std::mem::swap(&mut self.before, &mut self.after);
         self.looked_at = Instant::now();

@@ -3,8 +3,8 @@
 //! the plan's evaluator under the measured ratios, a few in each round, and the best is taken at the token boundary.
 //!
 //! Invariants: all times come from the machine's clock; a schedule is left only for one that is better by more than
-//! noise; one that turned out slower than what it replaced is left again, and not taken until the load changes; what was
-//! measured under a load counts more than what the plan says. A look allocates nothing. Not here: measuring
+//! noise; one that turned out slower than what it replaced is left again, and not taken until the load changes; what
+//! was measured under a load counts more than what the plan says. A look allocates nothing. Not here: measuring
 //! (`driver.rs`, `marks.rs`), what samples mean (`sense.rs`), what a load means for other teams (`conditions.rs`), what
 //! was tried (`tries.rs`). Next: `select.rs`.
 
@@ -37,8 +37,8 @@ const POSTPONED_MOST: u32 = 12;
 const JUDGED_AFTER: u32 = 8;
 const WORSE: f64 = 1.08;
 const SURPRISE: f64 = 1.1;
-/// Rounds after which another schedule than that of no load is looked at once more, as if nothing had been tried: the load
-/// may have ended while a switch was judged, when nobody could tell. Four times as many each time.
+/// Rounds after which another schedule than that of no load is looked at once more, as if nothing had been tried: the
+/// load may have ended while a switch was judged, when nobody could tell. Each time four times as many.
 const DOUBTED_AFTER: u64 = 64;
 /// Switches that are remembered for people.
 const LOG_MOST: usize = 256;
@@ -260,7 +260,8 @@ impl Adaptive {
         let Some(trial) = chosen.trial.filter(|trial| trial.rounds >= JUDGED_AFTER) else { return };
         chosen.trial = None;
         let measured_us = chosen.round_us.median();
-        if conditions.is_like(&trial.seen) {
+        let is_same_load = conditions.is_like(&trial.seen);
+        if is_same_load {
             chosen.tries.note(chosen.schedule, measured_us, chosen.rounds);
             chosen.tries.is_seen_as(conditions);
         } else {
@@ -268,11 +269,16 @@ impl Adaptive {
         }
         chosen.anchor = conditions;
         chosen.doubt.0 = chosen.rounds + chosen.doubt.1;
-        if measured_us <= SURPRISE * trial.hoped_us && measured_us <= WORSE * trial.before_us {
+        let is_good = measured_us <= SURPRISE * trial.hoped_us && measured_us <= WORSE * trial.before_us;
+        if is_same_load && is_good {
             return;
         }
         let is_known = chosen.tries.round_us(trial.from, chosen.rounds).is_some();
-        let (mut why, mut present_us) = ((conditions, Cause::Surprise(trial.hoped_us, measured_us)), measured_us);
+        let cause = match is_same_load {
+            true => Cause::Surprise(trial.hoped_us, measured_us),
+            false => conditions.moved_since(&trial.seen).0,
+        };
+        let (mut why, mut present_us) = ((conditions, cause), measured_us);
         if is_known && measured_us > WORSE * trial.before_us {
             (why, present_us) = ((trial.seen, trial.cause), trial.before_us);
             let failed = Cause::Failed(trial.before_us, measured_us);
@@ -386,7 +392,8 @@ impl Adaptive {
         (chosen.schedule, chosen.anchor, chosen.look) = (to, anchor, None);
         if self.log.len() < LOG_MOST {
             let evidence = String::new();
-            self.log.push(Switch { context_tokens, from, to, cause, expected_us, evidence });
+            let free_cores = conditions.free_cores;
+            self.log.push(Switch { context_tokens, from, to, cause, expected_us, free_cores, evidence });
         }
     }
 

@@ -16,13 +16,15 @@ pub struct Switch {
     pub cause: Cause,
     /// Expected times of a round under the measured ratios, before and after.
     pub expected_us: (f64, f64),
+    /// Cores that others left to a team of any size; infinite where nothing is known.
+    pub free_cores: f64,
     /// What the system said of the machine then; empty if nothing.
     pub evidence: String,
 }
 
 impl fmt::Display for Switch {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Switch { context_tokens, from, to, cause, expected_us: (before, after), evidence } = self;
+        let Switch { context_tokens, from, to, cause, expected_us: (before, after), free_cores, evidence } = self;
         write!(f, "at {context_tokens} tokens: schedule {from} -> {to}, since ")?;
         match cause {
             Cause::Moved(resource, ratio) => {
@@ -35,6 +37,9 @@ impl fmt::Display for Switch {
             Cause::Context => write!(f, "the context has grown")?,
         }
         write!(f, "; a round should take {after:.0} us instead of {before:.0}")?;
+        if free_cores.is_finite() && !matches!(cause, Cause::Cores(_)) {
+            write!(f, " with {free_cores:.1} cores left")?;
+        }
         if evidence.is_empty() { Ok(()) } else { write!(f, " ({evidence})") }
     }
 }

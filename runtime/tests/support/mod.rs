@@ -1,6 +1,8 @@
 //! What the tests of the hybrid executor share: plans made by hand (mixtures), a simulated GPU, rounds.
 #![allow(dead_code, reason = "each test program uses its part")]
 
+pub mod tables;
+
 use device::clock::Nanos;
 use device::gpu::Gpu;
 use device::sim::{Faults, LinkPoint, LoadScript, SimConfig, SimGpu, SimProfile};
