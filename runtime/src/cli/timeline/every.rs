@@ -45,14 +45,6 @@ impl Bench<'_> {
         let took = (0..COUNTED).map(|_| Ok(self.token()?.1)).collect::<Result<Vec<f64>, Failure>>()?;
         Ok(Quantiles::of(took).p50_us)
     }
-
-    /// The load begins now.
-    fn take(&mut self, machine: &mut Machine, load: &LoadSpec) -> Result<(), Failure> {
-        if let Some(gpu) = self.engine.simulated_gpu() {
-            gpu.add_load(load.script(self.clock.now()));
-        }
-        machine.take(load)
-    }
 }
 
 /// The fastest schedules of each load, for people. `schedules`: threads and streamed items of each.

@@ -1,5 +1,5 @@
-//! `ats-run bench --load`: decoding while others take cores, GPU and link in phases, once with the schedule of no load
-//! kept throughout and once load-aware; the time of every token of both.
+//! `ats-run bench --load`: decoding while others take cores, GPU and link in phases, each once with the schedule of
+//! no load and once load-aware; the time of every token of both. So both see the same machine where its speed drifts.
 //!
 //! The context is taken back before it has grown far, so that a token costs the same throughout. Not here: the load
 //! (`load/`), figures (`summary.rs`), drawing (`draw.rs`), the rest of the plan's table (`every.rs`). Next:
@@ -210,39 +210,44 @@ impl<'a> Bench<'a> {
         let is_real = matches!(self.clock, Clock::Wall(_));
         let mut machine = Machine::loaded_by(load, &self.clock)?;
         let fixed = self.engine.executor().unloaded_schedule(self.depth as u32 + 1);
-        let mut passes = Vec::new();
-        for policy in [Policy::Fixed, Policy::LoadAware] {
-            let pin = if policy == Policy::Fixed { fixed } else { None };
-            self.engine.executor().pin_schedule(pin);
-            let points = self.pass(&mut machine, &phases, phase_s)?;
-            passes.push(Pass { policy, points });
+        let policies = [(Policy::Fixed, fixed), (Policy::LoadAware, None)];
+        let mut passes = policies.map(|(policy, _)| Pass { policy, points: Vec::new() });
+        for (index, phase) in phases.iter().enumerate() {
+            self.take(&mut machine, &phase.load)?;
+            for ((_, pin), pass) in policies.iter().zip(&mut passes) {
+                self.engine.executor().pin_schedule(*pin);
+                self.phase(index, phase_s, &mut pass.points)?;
+            }
         }
+        self.take(&mut machine, &LoadSpec::default())?;
+        self.engine.executor().pin_schedule(None);
         let schedules = residence::schedules(self.engine);
         let switches = self.engine.executor().switches().0.iter().map(ToString::to_string).collect();
         // On a simulated machine it is no figure of that machine.
         let choice_us = is_real.then(|| self.engine.executor().slowest_choice().as_secs_f64() * 1e6);
+        let passes = passes.to_vec();
         Ok(Timeline { title, phases, phase_s, passes, schedules, switches, choice_us, tried: Vec::new() })
     }
 
-    /// All phases, one after the other.
-    fn pass(&mut self, machine: &mut Machine, phases: &[Phase], phase_s: f64) -> Result<Vec<Point>, Failure> {
-        let start = self.clock.now();
-        let end_of = |index: usize| start + Nanos((phase_s * 1e9) as u64 * index as u64);
+    /// A phase under one policy; its points begin where those of the phase before ended.
+    fn phase(&mut self, index: usize, phase_s: f64, points: &mut Vec<Point>) -> Result<(), Failure> {
+        let (start, before_s) = (self.clock.now(), phase_s * index as f64);
+        let end = start + Nanos((phase_s * 1e9) as u64);
+        while self.clock.now() < end {
+            let (at, took_us) = self.token()?;
+            let (at_s, schedule) =
+                (before_s + at.since(start).as_micros_f64() / 1e6, self.engine.executor().schedule());
+            points.push(Point { phase: index, at_s, took_us, schedule });
+        }
+        Ok(())
+    }
+
+    /// A load begins now.
+    fn take(&mut self, machine: &mut Machine, load: &LoadSpec) -> Result<(), Failure> {
         if let Some(gpu) = self.engine.simulated_gpu() {
-            let later = phases.iter().enumerate().skip(1);
-            gpu.add_load(later.flat_map(|(index, phase)| phase.load.script(end_of(index))));
+            gpu.add_load(load.script(self.clock.now()));
         }
-        let mut points = Vec::new();
-        for (index, phase) in phases.iter().enumerate() {
-            machine.take(&phase.load)?;
-            while self.clock.now() < end_of(index + 1) {
-                let (at, took_us) = self.token()?;
-                let (at_s, schedule) = (at.since(start).as_micros_f64() / 1e6, self.engine.executor().schedule());
-                points.push(Point { phase: index, at_s, took_us, schedule });
-            }
-        }
-        machine.take(&LoadSpec::default())?;
-        Ok(points)
+        machine.take(load)
     }
 }
 
