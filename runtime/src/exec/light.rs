@@ -88,9 +88,10 @@ impl Rows<'_> {
             Light::ExpertScale { x, weights, out } => {
                 experts::expert_scale(isa, self.read(*x), self.read(*weights), self.write(*out));
             }
-            Light::ExpertSum { x, chosen, weights, out } => {
+            Light::ExpertSum { x, chosen, weights, first_col, out } => {
                 let weights = weights.map(|weights| self.read(weights));
-                experts::expert_sum(isa, self.read(*x), *chosen, weights, 0..out.cols, self.write(*out));
+                let cols = *first_col..*first_col + out.cols;
+                experts::expert_sum(isa, self.read(*x), *chosen, weights, cols, self.write(*out));
             }
             Light::Reduce { partials, out } => {
                 let partials: Vec<View> = partials.iter().map(|place| self.read(*place)).collect();

@@ -308,7 +308,7 @@ impl<'a> Builder<'a> {
             }
             OpKind::ExpertSum { x, chosen, weights, out } => {
                 let (x, weights, out) = (at(x), weights.as_ref().map(at), at(out));
-                Light::ExpertSum { x, chosen: *chosen as usize, weights, out }
+                Light::ExpertSum { x, chosen: *chosen as usize, weights, first_col: 0, out }
             }
             OpKind::Reduce { partials, out } => {
                 Light::Reduce { partials: partials.iter().map(at).collect(), out: at(out) }

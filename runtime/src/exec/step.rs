@@ -9,6 +9,7 @@ use kernels::cpu::ops::rope::RopePairing;
 use kernels::cpu::ops::router::{RouterScore, RouterWeights};
 use plan_format::program::Rows;
 use plan_format::{OpId, StateId, WeightId};
+use std::ops::Range;
 use std::sync::Arc;
 
 /// A piece of a round between possible barriers.
@@ -140,6 +141,8 @@ pub enum Light {
         x: Place,
         chosen: usize,
         weights: Option<Place>,
+        /// Column of each expert's result that the first one of `out` sums.
+        first_col: usize,
         out: Place,
     },
     Reduce {
@@ -258,6 +261,22 @@ impl Light {
             | Light::Reduce { out, .. }
             | Light::HeldIds { out, .. }
             | Light::HeldSum { out, .. } => [Some(*out), None],
+        }
+    }
+
+    /// The operator on some of the columns that it writes, `of` so many, if it can be divided so.
+    pub fn by_cols(&self, of: impl Fn(usize) -> Range<usize>) -> Option<Light> {
+        match self {
+            Light::Glu { gate, up, activation, out } => {
+                let share = |place: &Place| place.col_range(of(out.cols));
+                Some(Light::Glu { gate: share(gate), up: share(up), activation: *activation, out: share(out) })
+            }
+            &Light::ExpertSum { x, chosen, weights, first_col, out } => {
+                let cols = of(out.cols);
+                let (first_col, out) = (first_col + cols.start, out.col_range(cols));
+                Some(Light::ExpertSum { x, chosen, weights, first_col, out })
+            }
+            _ => None,
         }
     }
 

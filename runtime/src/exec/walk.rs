@@ -4,7 +4,6 @@
 use super::light::Rows;
 use super::run::Context;
 use super::scratch::WorkerScratch;
-use super::shared::Place;
 use super::step::{Light, Step, Task};
 use super::trace::{Label, Trace};
 use crate::Error;
@@ -88,19 +87,14 @@ impl Context<'_> {
                 let mut run = |rows, light: &Light| {
                     Rows { context: self, scratch, worker: worker.index(), rows, total }.run(light)
                 };
-                match (self.solo, light) {
-                    (None, _) => run(share(worker, total), light),
-                    (Some(_), Light::Glu { gate, up, activation, out }) if light.is_for_all() => {
-                        let cols = share_of_cols(worker, out.cols);
-                        if cols.is_empty() {
-                            return Ok(());
-                        }
-                        let share = |place: &Place| place.col_range(cols.clone());
-                        let (gate, up, out) = (share(gate), share(up), share(out));
-                        run(0..total, &Light::Glu { gate, up, activation: *activation, out })
-                    }
-                    (Some(_), _) if light.is_for_all() && worker.index() > 0 => Ok(()),
-                    (Some(_), _) => run(0..total, light),
+                if self.solo.is_none() {
+                    return run(share(worker, total), light);
+                }
+                match light.is_for_all().then(|| light.by_cols(|cols| share_of_cols(worker, cols))).flatten() {
+                    Some(own) if own.outputs().iter().flatten().all(|place| place.cols == 0) => Ok(()),
+                    Some(own) => run(0..total, &own),
+                    None if light.is_for_all() && worker.index() > 0 => Ok(()),
+                    None => run(0..total, light),
                 }
             }
             Task::Product { rows, parts } => self.product(worker, scratch, parts, self.total(*rows)),

@@ -4,12 +4,14 @@
 //! queue in submission order. An activation that the other processor reads is moved once: to the GPU before its first
 //! reader there, to the host after its producer. Waits come from data and from memory: both arenas reuse bytes, so a
 //! move into the host's arena must not overtake CPU work on what lay there before, nor CPU work a move out of it.
-//! Pure; made at load, one per schedule. Not here: carrying it out (`driver.rs`). Next: `crossings.rs`.
+//! Pure; made at load, one per schedule. Not here: carrying it out (`driver.rs`). Next: `script/ahead.rs`.
 
+mod ahead;
 #[cfg(test)]
 mod tests;
 
 use super::crossings::{Crossing, Crossings, ItemAccess, Side};
+use ahead::{Queue, placed};
 use plan_format::arena::Arena;
 use plan_format::operands::Columns;
 use plan_format::program::Program;
@@ -17,14 +19,6 @@ use plan_format::schedule::{Promotion, Slots};
 use plan_format::{SlotId, ValueId};
 use std::collections::BTreeSet;
 use std::ops::Range;
-
-/// Commands that are queued at most behind a wait for the CPU part that is about to begin: GPU work must be there when
-/// the part ends, but queueing takes the time of the part's own worker.
-const LOOK_AHEAD: usize = 64;
-
-/// Transfers among them. They cannot begin before the part ends, each is hundreds of operations, and a driver has room
-/// for about a thousand that cannot begin: the call after those waits for room, and the part for the call, for ever.
-const FILLS_AHEAD: usize = 2;
 
 /// What a script is made from.
 #[derive(Clone, Copy)]
@@ -279,6 +273,7 @@ impl Writer<'_> {
             let (needed, fill_limits) = (horizons.clone(), horizons.clone());
             return Script { parts: self.parts, needed, horizons, fill_limits, ..Script::default() };
         }
+        self.join_moves();
         let routes: Vec<Option<Route>> = self.scene.routed.iter().map(|ids| self.route((*ids)?)).collect();
         let (fills, ahead) = self.fills(&routes);
         let mut signalled: BTreeSet<usize> = self.needs.iter().copied().filter(|&need| need > 0).collect();
@@ -312,6 +307,57 @@ impl Writer<'_> {
         let horizons = queue.horizons(&needed);
         let fill_limits = (0..self.parts.len()).map(|part| queue.fill_limit(part)).collect();
         Script { parts: self.parts, commands, fills, needed, horizons, fill_limits, ahead, known }
+    }
+
+    /// Moves to the host that nobody needs before the next one are made with it: on the H200 machine a move of its own
+    /// keeps the GPU 7 us.
+    fn join_moves(&mut self) {
+        let mut index = 0;
+        while index < self.commands.len() {
+            match self.joins(index) {
+                Some(next) => self.join(index, next),
+                None => index += 1,
+            }
+        }
+    }
+
+    /// The move to the host that the one at `index` may wait for.
+    fn joins(&self, index: usize) -> Option<usize> {
+        let Command::Move(Side::Host, crossings) = &self.commands[index] else { return None };
+        let runs = |command: &&Command| matches!(command, Command::Run(..) | Command::Read(_) | Command::Release(_));
+        let next = index + 1 + self.commands[index + 1..].iter().take_while(runs).count();
+        let is_needed = self.needs.iter().any(|need| (index + 1..=next).contains(need));
+        let tells_experts =
+            |crossing: &Crossing| self.scene.routed.iter().flatten().any(|ids| ids.value == crossing.columns.value);
+        let is_move = matches!(self.commands.get(next), Some(Command::Move(Side::Host, _)));
+        (is_move && !is_needed && !crossings.iter().any(tells_experts)).then_some(next)
+    }
+
+    /// Makes the move at `index` part of the one at `next`; items on both sides of it become one run.
+    fn join(&mut self, index: usize, next: usize) {
+        let Command::Move(_, first) = self.remove(index) else { return };
+        let next = next - 1;
+        let moved = self.moved_out.iter_mut().filter(|(crossing, _)| first.contains(crossing));
+        moved.for_each(|(_, position)| *position = next + 1);
+        if let Command::Move(_, crossings) = &mut self.commands[next] {
+            crossings.splice(0..0, first);
+        }
+        let Some(before) = index.checked_sub(1) else { return };
+        if let [Command::Run(first, None), Command::Run(second, None)] = &self.commands[before..=index]
+            && first.end == second.start
+        {
+            self.commands[before] = Command::Run(first.start..second.end, None);
+            self.remove(index);
+        }
+    }
+
+    /// Takes a command out.
+    fn remove(&mut self, index: usize) -> Command {
+        let moved = self.moved_in.iter_mut().map(|(_, position)| position);
+        let moved = moved.chain(self.moved_out.iter_mut().map(|(_, position)| position));
+        let positions = moved.chain(&mut self.needs).chain(&mut self.releases);
+        positions.filter(|position| **position > index).for_each(|position| *position -= 1);
+        self.commands.remove(index)
     }
 
     /// From when on the host knows these ids.
@@ -387,63 +433,6 @@ fn touches(access: &ItemAccess, item: usize) -> Vec<(ValueId, Touch)> {
 fn merge_touches(touches: &mut Vec<(ValueId, Touch)>) {
     touches.sort_unstable_by_key(|&(value, touch)| (value, std::cmp::Reverse(touch)));
     touches.dedup_by_key(|(value, _)| *value);
-}
-
-/// Transfers between the commands: `fills` are positions among the commands without signals, which went to `places`.
-fn placed(fills: &[(usize, usize)], ahead: &[usize], places: &[usize], commands: &[Command]) -> Vec<Fill> {
-    let runs = |promotion: usize| {
-        let run = |command: &Command| matches!(command, Command::Run(_, Some(run)) if *run == promotion);
-        // The command before it lets operators read the slot.
-        commands.iter().position(run).map(|position| position.saturating_sub(1))
-    };
-    let fill = |&(position, promotion): &(usize, usize)| {
-        let before = runs(promotion).filter(|_| !ahead.contains(&promotion)).unwrap_or(commands.len());
-        Fill { promotion, after: places[position], before }
-    };
-    fills.iter().map(fill).collect()
-}
-
-/// What bounds how far worker 0 queues ahead.
-struct Queue<'a> {
-    commands: &'a [Command],
-    fills: &'a [Fill],
-    known: &'a [Option<Known>],
-}
-
-impl Queue<'_> {
-    /// The first command that waits for a part from this one on.
-    fn first_wait(&self, after: usize) -> usize {
-        let waits = |command: &Command| matches!(command, Command::WaitCpu(part) if *part >= after);
-        self.commands.iter().position(waits).unwrap_or(self.commands.len())
-    }
-
-    /// How many commands may be queued before each part ends: up to the signal that it needs, all that the GPU can do
-    /// beside it, and a little of what follows it; but no reader of a transfer that may not be queued.
-    fn horizons(&self, needed: &[usize]) -> Vec<usize> {
-        let mut reached = 0;
-        let horizon = |(index, &needed): (usize, &usize)| {
-            let beside = self.first_wait(index).max(needed);
-            let next = self.first_wait(index + 1);
-            let stop = self.fills.get(self.fill_limit(index)).map_or(self.commands.len(), |fill| fill.before);
-            reached = next.min(beside + LOOK_AHEAD).max(beside).min(stop).max(needed).max(reached);
-            reached
-        };
-        needed.iter().enumerate().map(horizon).collect()
-    }
-
-    /// How many transfers may be queued before a part ends: none that is known only after it, and few that cannot
-    /// begin before it ends.
-    fn fill_limit(&self, part: usize) -> usize {
-        let wait = self.first_wait(part);
-        let unknown = |fill: &Fill| match self.known[fill.promotion] {
-            Some(Known::Part(known)) => known >= part,
-            Some(Known::Signal(_)) => fill.after > wait,
-            None => false,
-        };
-        let known = self.fills.iter().position(unknown).unwrap_or(self.fills.len());
-        let free = self.fills.iter().position(|fill| fill.after > wait).unwrap_or(self.fills.len());
-        known.min(free + FILLS_AHEAD)
-    }
 }
 
 /// Number of commands up to the signal that a part needs.

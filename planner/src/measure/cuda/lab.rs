@@ -1,8 +1,9 @@
 //! One large region of GPU memory, handed out from the start for every figure, and a stream with events.
 
 use super::super::MeasureError;
+use device::clock::Nanos;
 use device::cuda::{CudaGpu, KernelLaunch};
-use device::gpu::{DevicePtr as GpuPtr, DeviceRegion, EventId, Gpu as _, StreamId, StreamKind};
+use device::gpu::{DevicePtr as GpuPtr, DeviceRegion, Epoch, EventId, Gpu as _, StreamId, StreamKind};
 use kernels::cuda::ops::add;
 use kernels::cuda::product::{Activations, Form};
 use kernels::cuda::rows::convert;
@@ -21,6 +22,11 @@ const SMALL_LAUNCHES: usize = 200;
 /// Rows of activations that move between host and GPU.
 const MOVED_ROWS: u32 = 512;
 const MOVED_COLS: u32 = 5120;
+/// Columns of a row that is handed over: what more takes is a matter of the link's rate.
+const HANDED_COLS: u32 = 256;
+/// Hand-overs that are timed, and how long each is left alone when it has been queued.
+const HAND_OVERS: u32 = 64;
+const SETTLED: Nanos = Nanos(50_000);
 
 /// See the module text.
 pub struct Lab<'a> {
@@ -151,6 +157,37 @@ impl<'a> Lab<'a> {
         let (x, y) = (self.rows(1, 256)?, self.rows(1, 256)?);
         let launches = vec![add(x, y, y, 1); SMALL_LAUNCHES];
         Ok(self.time_us(&launches)? / SMALL_LAUNCHES as f64)
+    }
+
+    /// Half of the time from the host's signal, through a move of activations to the GPU and one back, to its sight of
+    /// the GPU's signal: what rounds do. Flags alone take a sixth of it on the H200 machine (1.8 of 11 us).
+    pub fn hand_over_us(&mut self) -> Result<f64, MeasureError> {
+        self.clear();
+        let mapped = self.gpu.take_mapped(u64::from(HANDED_COLS) * 8, "measuring hand-overs")?;
+        let local = self.rows(1, HANDED_COLS)?;
+        let host =
+            |row: u64| View { data: DevicePtr(mapped.device.0).offset(row * u64::from(HANDED_COLS) * 4), ..local };
+        let moves = [move_rows(host(0), local, 1, None), move_rows(local, host(1), 1, None)];
+        let (to_gpu, to_cpu, clock) = (self.gpu.new_flag()?, self.gpu.new_flag()?, self.gpu.clock());
+        let mut times_us = Vec::with_capacity(HAND_OVERS as usize);
+        for epoch in (1..=HAND_OVERS).map(Epoch) {
+            self.gpu.wait_flag(self.stream, to_gpu, epoch)?;
+            self.enqueue(&moves)?;
+            self.gpu.signal_flag(self.stream, to_cpu, epoch)?;
+            // All of it is with the GPU when the CPU's part of a round ends.
+            let queued = clock.now();
+            while clock.now().since(queued) < SETTLED {
+                std::hint::spin_loop();
+            }
+            let start = clock.now();
+            self.gpu.host_signal(to_gpu, epoch)?;
+            while !self.gpu.host_sees(to_cpu, epoch)? {
+                std::hint::spin_loop();
+            }
+            times_us.push(clock.now().since(start).as_micros_f64() / 2.0);
+        }
+        times_us.sort_by(f64::total_cmp);
+        Ok(times_us[times_us.len() / 2])
     }
 
     /// Copies inside GPU memory, bytes read and written.

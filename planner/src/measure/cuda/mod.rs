@@ -42,7 +42,8 @@ pub fn add_gpu(profile: &mut Profile, gpu: &CudaGpu, needs: &Needs, watch: &mut 
     let before = gpu.memory()?.free_bytes;
     let mut lab = Lab::new(gpu)?;
     profile.latency.gpu_op_us = rounded(lab.small_kernel_us()?);
-    (profile.latency.to_gpu_us, profile.latency.to_cpu_us) = (figures.hand_over_us, figures.hand_over_us);
+    let hand_over_us = rounded(lab.hand_over_us()?);
+    (profile.latency.to_gpu_us, profile.latency.to_cpu_us) = (hand_over_us, hand_over_us);
     profile.latency.blocking_switch_us = figures.blocking_switch_us;
     let memory_gb_per_s = rounded(lab.copy_gb_per_s()?);
     let zero_copy_gb_per_s = rounded(lab.zero_copy_gb_per_s()?);

@@ -1,6 +1,7 @@
 //! Scripts of all reference models under random sets of resident and streamed items, played by a machine that knows
 //! nothing but the rules: nobody waits for ever, slots are used in turn, and what crosses has crossed when it is read.
 
+use super::ahead::FILLS_AHEAD;
 use super::*;
 use crate::hybrid::bound::ids;
 use plan_format::ItemId;
@@ -232,6 +233,22 @@ fn random_schedules_of_every_model_keep_the_rules() {
             what_is_read_has_come(&program, &script, &setting, &context);
         }
     }
+}
+
+#[test]
+fn what_several_items_make_for_one_part_moves_at_once() {
+    let program = program("qwen3moe");
+    let on_cpu = |item: &plan_format::program::Item| {
+        matches!(item.kind, ItemKind::Embedding | ItemKind::ExpertsInput | ItemKind::ExpertsOutput)
+    };
+    let on_gpu = program.items.iter().map(|item| !on_cpu(item)).collect();
+    let setting = Setting { on_gpu, promotions: Vec::new(), slots: Slots::default(), routed: Vec::new() };
+    let script = script(&program, &setting);
+    let layers = script.parts.len() - 1;
+    let of = |is: fn(&Command) -> bool| script.commands.iter().filter(|command| is(command)).count();
+    // The residual and what the router makes go together, and so do the items of a layer.
+    assert_eq!(of(|command| matches!(command, Command::Move(Side::Host, _))), layers + 1);
+    assert_eq!(of(|command| matches!(command, Command::Run(..))), layers + 1);
 }
 
 #[test]
