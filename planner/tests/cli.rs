@@ -293,20 +293,6 @@ fn without_a_budget_what_is_free_less_headroom_is_used() {
 }
 
 #[test]
-fn the_least_budget_that_a_refusal_names_works() {
-    let folder = tempfile::tempdir().unwrap();
-    let (model, out) = (common::path("llama"), folder.path().join("plan.atsplan"));
-    let compile = |vram: &str| {
-        let arguments = ["compile", model.to_str().unwrap(), "--out", out.to_str().unwrap()];
-        ats_plan(arguments.into_iter().chain(["--device", LAPTOP, "--vram", vram]))
-    };
-    let refused = compile("1K");
-    let named = refused.err.split("need ").nth(1).and_then(|rest| rest.split(' ').next()).unwrap().to_owned();
-    let ran = compile(&named);
-    assert_eq!(ran.code, Some(0), "{named}: {}", ran.err);
-}
-
-#[test]
 fn a_plan_for_a_simulated_machine_says_so_and_what_to_expect() {
     let folder = tempfile::tempdir().unwrap();
     let out = folder.path().join("plan.atsplan");

@@ -306,12 +306,14 @@ impl Adaptive {
             chosen.postponed += 1;
             return;
         }
-        let after = if chosen.tries.is_another(&conditions) { Some(DOUBTED_AFTER) } else { None };
+        let measured_us = chosen.round_us.median();
+        let is_another = chosen.tries.is_another(&conditions)
+            || chosen.tries.is_outdated(chosen.schedule, measured_us, chosen.rounds);
+        let after = if is_another { Some(DOUBTED_AFTER) } else { None };
         if let Some(after) = after.or(is_doubted.then_some(4 * chosen.doubt.1)) {
             chosen.tries.forget(conditions);
             chosen.doubt = (chosen.rounds + after, after);
         }
-        let measured_us = chosen.round_us.median();
         self.look(index, case, (conditions, cause), measured_us);
         let chosen = &mut self.chosen[index].1;
         let present_us = chosen.look.map_or(0.0, |look| look.present_us);

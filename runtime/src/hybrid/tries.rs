@@ -2,6 +2,7 @@
 //! what is not forgotten when a schedule is left. Pure. Next: `conditions.rs`.
 
 use super::conditions::{Conditions, FORGOTTEN, KnownTeam};
+use super::sense::apart;
 
 /// Schedules and teams that are remembered.
 const REMEMBERED_MOST: usize = 8;
@@ -39,6 +40,11 @@ impl Tries {
         self.ran.clear();
         self.teams.clear();
         self.looks = 0;
+    }
+
+    /// Whether a schedule takes another time than it did, so that this is another load, seen in what is timed or not.
+    pub fn is_outdated(&self, schedule: usize, round_us: f64, round: u64) -> bool {
+        self.round_us(schedule, round).is_some_and(|noted_us| apart(noted_us, round_us) >= FORGOTTEN)
     }
 
     /// The same load, as the schedule sees it that runs now.
@@ -99,6 +105,8 @@ mod tests {
         tries.note_team(4, 1.5, load(1.0), 20);
         assert_eq!((tries.round_us(3, 519), tries.round_us(3, 520), tries.round_us(4, 20)), (Some(60.0), None, None));
         assert_eq!((tries.team(4, &load(1.0), 20), tries.team(5, &load(1.0), 20)), (Some(1.5), None));
+        let outdated = [40.0, 50.0, 60.0, 77.0, 79.0].map(|us| tries.is_outdated(3, us, 20));
+        assert_eq!((outdated, tries.is_outdated(4, 9.0, 20)), ([true, false, false, false, true], false));
         assert!(!tries.is_another(&load(1.29)) && tries.is_another(&load(1.31)));
         tries.forget(load(2.0));
         assert_eq!((tries.round_us(3, 20), tries.team(4, &load(1.0), 20)), (None, None));
