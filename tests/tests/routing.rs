@@ -83,7 +83,7 @@ fn counts_that_do_not_fit_are_refused() {
     compile(&other, &counts).fails(2, &["--routing", "layer 0", "2 of 8", "2 of 4", "ats-run generate"]);
     compile(&dense, &counts).fails(2, &["--routing", "layer 0", "no router"]);
     compile(&moe, &text).fails(2, &["--routing", "no counts of experts"]);
-    compile(&moe, &place.file("nothing")).fails(1, &["cannot read", "nothing"]);
+    compile(&moe, &place.file("nothing")).fails(2, &["--routing", "nothing", "cannot be read"]);
     let damaged = std::fs::read_to_string(&counts).expect("counts").replacen("\"hits\": [", "\"hits\": [99999999, ", 1);
     std::fs::write(&counts, damaged).expect("writes");
     compile(&moe, &counts).fails(2, &["--routing", "2 of 9"]);
