@@ -50,6 +50,12 @@ pub enum RoutingMisfit {
     /// An expert was counted more often than tokens can have chosen it, or the layer was never seen.
     #[error("the counts of layer {0} contradict each other")]
     Counts(u32),
+    /// A layer is there more than once.
+    #[error("layer {0} was counted twice")]
+    Twice(u32),
+    /// No layer at all.
+    #[error("no layer was counted")]
+    Nothing,
 }
 
 impl LayerHits {
@@ -110,6 +116,14 @@ impl RoutingCounts {
 
     /// Whether these are counts of this program's routers; layers may be missing. Errors: what does not fit.
     pub fn check(&self, program: &Program) -> Result<(), RoutingMisfit> {
+        let is_repeated =
+            |(index, hits): &(usize, &LayerHits)| self.layers[..*index].iter().any(|h| h.layer == hits.layer);
+        if let Some((_, hits)) = self.layers.iter().enumerate().find(is_repeated) {
+            return Err(RoutingMisfit::Twice(hits.layer));
+        }
+        if self.layers.is_empty() {
+            return Err(RoutingMisfit::Nothing);
+        }
         for LayerHits { layer, chosen, hits } in &self.layers {
             let router = program.ops.iter().find_map(|op| match &op.kind {
                 OpKind::Router { router, .. } if program.items[op.item.index()].layer == Some(*layer) => Some(*router),

@@ -7,6 +7,7 @@
 pub mod failure;
 pub mod folders;
 pub mod gpu_code;
+pub mod input;
 pub mod machine;
 pub mod manual;
 pub mod output;

@@ -47,5 +47,6 @@ fn wrong_loads_are_usage_errors() {
     bench(folder.path(), &["--load", "disk=10"]).fails(2, &["disk", "cpu, gpu and link"]);
     bench(folder.path(), &["--load", "cpu=99"]).fails(2, &["95"]);
     bench(folder.path(), &["--load", "cpu=50", "--timeline", "x.png"]).fails(2, &[".csv"]);
+    bench(folder.path(), &["--load", "cpu=50", "--pin-schedule", "1"]).fails(2, &["--load", "--pin-schedule"]);
     bench(folder.path(), &["--timeline", "x.csv"]).fails(2, &["--load"]);
 }

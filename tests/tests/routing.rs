@@ -84,6 +84,12 @@ fn counts_that_do_not_fit_are_refused() {
     compile(&dense, &counts).fails(2, &["--routing", "layer 0", "no router"]);
     compile(&moe, &text).fails(2, &["--routing", "no counts of experts"]);
     compile(&moe, &place.file("nothing")).fails(2, &["--routing", "nothing", "cannot be read"]);
+    let odd = place.file("odd");
+    std::fs::write(&odd, "{\"layers\": []}").expect("writes");
+    compile(&moe, &odd).fails(2, &["--routing", "no layer was counted"]);
+    let layer = "{\"layer\": 0, \"chosen\": 2, \"hits\": [2, 2, 2, 2, 2, 2, 2, 2]}";
+    std::fs::write(&odd, format!("{{\"layers\": [{layer}, {layer}]}}")).expect("writes");
+    compile(&moe, &odd).fails(2, &["--routing", "layer 0 was counted twice"]);
     let damaged = std::fs::read_to_string(&counts).expect("counts").replacen("\"hits\": [", "\"hits\": [99999999, ", 1);
     std::fs::write(&counts, damaged).expect("writes");
     compile(&moe, &counts).fails(2, &["--routing", "2 of 9"]);

@@ -16,6 +16,7 @@ use plan_format::fingerprint::{Fingerprinter, ModelFingerprint};
 use plan_format::program::Program;
 use plan_format::schedule::Phase;
 use shared_cli::Failure;
+use shared_cli::input::{TABLE_BYTES_MOST, text_at_most};
 use shared_cli::output::{Progress, print, write_whole};
 use std::path::{Path, PathBuf};
 use std::time::Instant;
@@ -84,7 +85,7 @@ fn read_golden(path: &Path, reason: Option<&str>) -> Result<Vec<Golden>, Failure
         return Ok(Vec::new());
     }
     let name = path.display();
-    let text = std::fs::read_to_string(path).with_context(|| format!("cannot read {name}"));
+    let text = text_at_most(path, TABLE_BYTES_MOST).with_context(|| format!("cannot read {name}"));
     let text = text.map_err(|error| Failure::failed(error).hint("--accept REASON writes the first golden figures"))?;
     parse(&text).with_context(|| format!("{name}")).map_err(Failure::failed)
 }

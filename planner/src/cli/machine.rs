@@ -14,6 +14,7 @@ use device::memory::HostMemoryInfo;
 use plan_format::artifact::KvType;
 use plan_format::fingerprint::{DeviceFingerprint, DifferenceWeight, GpuFingerprint, SIMULATED};
 use plan_format::program::Program;
+use shared_cli::input::{TABLE_BYTES_MOST, text_at_most};
 use shared_cli::machine::{FIRST_GPU, this_machine};
 use shared_cli::output::{Progress, write_whole};
 use shared_cli::{Failure, folders};
@@ -88,7 +89,7 @@ pub fn keep(profile: &Profile, path: &Path) -> Result<(), Failure> {
 
 /// The profile that was kept, if it can be read, is measured, and is this machine's. Anything else is measured anew.
 fn kept(path: &Path, machine: &DeviceFingerprint) -> Option<Profile> {
-    let profile = Profile::from_json(&std::fs::read_to_string(path).ok()?).ok()?;
+    let profile = Profile::from_json(&text_at_most(path, TABLE_BYTES_MOST).ok()?).ok()?;
     let of = fingerprint(&profile);
     let differs = of.differences(machine).iter().any(|difference| difference.weight == DifferenceWeight::Refuse);
     let same = !differs && of.gpu.is_some() == machine.gpu.is_some();
@@ -107,7 +108,8 @@ pub fn named_profile(name: &str) -> Result<Profile, Failure> {
         let hint = format!("give a file that `ats-plan profile --out FILE` wrote, or sim:NAME of {}", known.join(", "));
         return Err(Failure::usage(error).hint(hint));
     }
-    let text = std::fs::read_to_string(name).with_context(|| format!("cannot read {name}")).map_err(Failure::failed)?;
+    let text = text_at_most(Path::new(name), TABLE_BYTES_MOST);
+    let text = text.with_context(|| format!("cannot read {name}")).map_err(Failure::failed)?;
     Profile::from_json(&text).with_context(|| name.to_owned()).map_err(Failure::failed)
 }
 

@@ -11,6 +11,7 @@ use plan_format::program::Program;
 use plan_format::routing::RoutingCounts;
 use plan_format::text::bytes_text;
 use shared_cli::Failure;
+use shared_cli::input::{TABLE_BYTES_MOST, text_at_most};
 use std::path::PathBuf;
 
 /// Planned context where none is asked for, if the model allows it.
@@ -114,7 +115,7 @@ impl PlanArgs {
         let hint = "count this model's choices: ats-run generate MODEL --file TEXT --routing FILE";
         let wrong =
             |error: anyhow::Error| Failure::usage(error.context(format!("--routing {}", path.display()))).hint(hint);
-        let text = std::fs::read_to_string(path).context("cannot be read").map_err(wrong)?;
+        let text = text_at_most(path, TABLE_BYTES_MOST).context("cannot be read").map_err(wrong)?;
         let counts = RoutingCounts::from_json(&text).map_err(|error| wrong(error.into()))?;
         counts.check(program).map_err(|error| wrong(error.into()))?;
         Ok(Some(counts))

@@ -14,6 +14,7 @@ use plan_format::artifact::{KvType, Options, Plan};
 use plan_format::fingerprint::{DeviceFingerprint, ModelFingerprint, SIMULATED, of_model};
 use plan_format::program::Program;
 use shared_cli::Failure;
+use shared_cli::input::{PLAN_BYTES_MOST, read_at_most};
 use shared_cli::machine::this_machine;
 use shared_cli::output::Progress;
 use std::fs::File;
@@ -98,7 +99,8 @@ fn is_this_machine(planned: &DeviceFingerprint) -> Result<bool, Failure> {
 /// It is none, or damaged.
 pub fn read_plan(path: &Path) -> Result<Plan, Failure> {
     let name = path.display();
-    let file = std::fs::read(path).with_context(|| format!("cannot read {name}")).map_err(Failure::failed)?;
+    let file = read_at_most(path, PLAN_BYTES_MOST).with_context(|| format!("cannot read {name}"));
+    let file = file.map_err(Failure::failed)?;
     let plan = plan_format::sections::from_bytes(&file).with_context(|| format!("{name}"));
     plan.map_err(|error| {
         let failure = Failure::failed(error).hint("make the plan again with `ats-plan compile MODEL`");

@@ -6,6 +6,7 @@ use crate::exec::Choices;
 use crate::machine::SimulatedMachine;
 use crate::plans::{Exactness, OtherDevice, PlanRequest};
 use clap::Args;
+use shared_cli::input::{TEXT_BYTES_MOST, read_at_most};
 use shared_cli::output::{refuse_places, say, write_whole};
 use std::path::{Path, PathBuf};
 use text::{Delta, Finish};
@@ -142,7 +143,7 @@ pub fn delta_text(delta: &Delta) -> &str {
 
 /// Reads a file.
 pub fn read_text(path: &Path) -> Result<Vec<u8>, Failure> {
-    std::fs::read(path).map_err(|source| crate::Error::Read { path: path.into(), source }.into())
+    read_at_most(path, TEXT_BYTES_MOST).map_err(|source| crate::Error::Read { path: path.into(), source }.into())
 }
 
 /// Reads ids that white space separates.

@@ -24,7 +24,7 @@ use std::path::{Path, PathBuf};
 pub struct TimelineArgs {
     /// Decode while other processes take these percent of cores, link and GPU, one after the other in phases: with the
     /// schedule of no load, then load-aware. On a simulated machine its clock is slowed down instead.
-    #[arg(long, value_name = "cpu=60,link=60,gpu=60", value_parser = LoadSpec::parse)]
+    #[arg(long, value_name = "cpu=60,link=60,gpu=60", value_parser = LoadSpec::parse, conflicts_with = "pin_schedule")]
     load: Option<LoadSpec>,
     /// Write the time of every token under --load, drawn (.html, .svg) or as a table (.csv); may be given several
     /// times.
